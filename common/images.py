@@ -1,0 +1,86 @@
+"""The declared preprocessing of image models: encoded picture -> pixels -> the model's input tensor.
+
+The same functions serve calibration, the golden gate and live requests, so that they cannot differ. The only importer
+of Pillow.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from common.errors import InvalidInput
+from common.tensors import Array
+
+_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+_FORMATS = ("JPEG", "PNG")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePipeline:
+    """Resize the shorter side, crop the centre, scale to ``(pixel / 255 - mean) / std``, lay out as NCHW or NHWC."""
+
+    resize: int
+    crop: int
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    channels: Literal["RGB", "L"] = "RGB"
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    layout: Literal["NCHW", "NHWC"] = "NCHW"
+    max_pixels: int = 50_000_000  # larger pictures are refused before they are decoded
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.crop <= self.resize <= 8192:
+            raise ValueError(f"1 <= crop <= resize <= 8192 does not hold for crop {self.crop}, resize {self.resize}")
+        planes = 3 if self.channels == "RGB" else 1
+        if len(self.mean) != planes or len(self.std) != planes or not all(s > 0 for s in self.std):
+            raise ValueError(f"mean and std need {planes} values each for {self.channels}, std above 0")
+
+
+def decode(data: bytes, pipeline: ImagePipeline, where: str = "image") -> Image.Image:
+    """A picture in the pipeline's colour space, upright. Raises `InvalidInput` for what is not a whole JPEG or PNG."""
+    if not data:
+        raise InvalidInput(where, "empty picture", "a JPEG or PNG file")
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            if image.width * image.height > pipeline.max_pixels:
+                raise InvalidInput(
+                    where, f"{image.width}x{image.height} pixels", f"at most {pipeline.max_pixels} pixels"
+                )
+            if image.format == "JPEG":  # lets libjpeg skip most of the work for large photos
+                image.draft(pipeline.channels, (pipeline.resize, pipeline.resize))
+            return ImageOps.exif_transpose(image).convert(pipeline.channels)
+    except InvalidInput:
+        raise
+    except UnidentifiedImageError as exc:
+        raise InvalidInput(where, "not a picture that can be decoded", "a JPEG or PNG file") from exc
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as exc:
+        raise InvalidInput(where, f"broken picture: {exc}", "a whole JPEG or PNG file") from exc
+
+
+def to_pixels(image: Image.Image, pipeline: ImagePipeline) -> Array:
+    """uint8 [crop, crop, channels]: shorter side to `resize`, then the centre."""
+    width, height = image.size
+    scale = pipeline.resize / min(width, height)
+    size = (max(pipeline.crop, round(width * scale)), max(pipeline.crop, round(height * scale)))
+    image = image.resize(size, _FILTERS[pipeline.interpolation])
+    left, top = (size[0] - pipeline.crop) // 2, (size[1] - pipeline.crop) // 2
+    pixels = np.asarray(image.crop((left, top, left + pipeline.crop, top + pipeline.crop)), dtype=np.uint8)
+    return pixels.reshape(pipeline.crop, pipeline.crop, -1)
+
+
+def normalize(pixels: Array, pipeline: ImagePipeline) -> Array:
+    """uint8 [n, h, w, c] to the model's float32 input, [n, c, h, w] for NCHW."""
+    mean = np.asarray(pipeline.mean, dtype=np.float32) * np.float32(255)
+    std = np.asarray(pipeline.std, dtype=np.float32) * np.float32(255)
+    scaled = (pixels.astype(np.float32) - mean) / std
+    return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2)) if pipeline.layout == "NCHW" else scaled
+
+
+def prepare(data: bytes, pipeline: ImagePipeline, where: str = "image") -> Array:
+    """Encoded picture to one row of the model's input: float32 [1, ...]."""
+    return normalize(to_pixels(decode(data, pipeline, where), pipeline)[None], pipeline)

@@ -1,0 +1,94 @@
+"""The data plane: one call in, one stamped answer out. Every transport calls this and nothing below it.
+
+Owns the order of things for one call: cache, router, cache again, event. Leaves parsing and rendering to
+`common/transport`, the choice of a target to the router's policy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from common.clock import Clock, SystemClock
+from common.errors import InvalidInput, Unavailable
+from common.request import Context, Request, Response, Stamp
+from common.serving.answer_cache import AnswerCache, NoCache
+from common.serving.catalog import Catalog
+from common.serving.router import Router
+from common.telemetry.events import Hook, RequestDone, ignore
+
+
+class DataPlane:
+    """`name` is the process's own name in stamps and metadata; `is_ready` says whether it takes new calls."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        router: Router,
+        catalog: Catalog,
+        cache: AnswerCache | None = None,
+        on_event: Hook = ignore,
+        clock: Clock | None = None,
+        is_ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.name = name
+        self.catalog = catalog
+        self._router = router
+        self._cache = cache or NoCache()
+        self._on_event = on_event
+        self._clock = clock or SystemClock()
+        self._is_ready = is_ready
+        self._is_draining = False
+        self.in_flight = 0
+
+    async def infer(self, request: Request) -> Response:
+        """Answers one call. Raises the errors of `common.errors`; every end is one `RequestDone` event."""
+        start = self._clock.monotonic()
+        self.in_flight += 1
+        try:
+            if not request.inputs:
+                raise InvalidInput("inputs", "the request has none", "at least one input tensor")
+            cached = await self._cache.lookup(request)
+            response = cached or await self._router.infer(request)
+            if cached is None:
+                self._cache.store(request, response)
+        except BaseException as exc:
+            none = Stamp(target="", model=request.model, version="")
+            self._report(request.context, none, start, type(exc).__name__)
+            raise
+        finally:
+            self.in_flight -= 1
+        self._report(request.context, response.stamp, start, "")
+        return response
+
+    def is_ready(self) -> bool:
+        """False from the moment that draining starts: balancers look elsewhere, calls are still answered."""
+        return not self._is_draining and self._is_ready()
+
+    def start_draining(self) -> None:
+        self._is_draining = True
+
+    async def load(self, model: str) -> None:
+        if self._is_draining:
+            raise Unavailable(f"{self.name} is shutting down")
+        await self.catalog.load(model)
+
+    def _report(self, context: Context, stamp: Stamp, start: float, error: str) -> None:
+        self._on_event(
+            RequestDone(
+                request_id=context.id,
+                model=stamp.model,
+                version=stamp.version,
+                target=stamp.target,
+                reason=stamp.reason,
+                priority=context.priority,
+                seconds=self._clock.monotonic() - start,
+                error=error,
+            )
+        )
+
+
+def stamped(response: Response, **changes: object) -> Response:
+    """The same answer with parts of its stamp replaced (what one hop knows and the other does not)."""
+    return dataclasses.replace(response, stamp=dataclasses.replace(response.stamp, **changes))  # type: ignore[arg-type]

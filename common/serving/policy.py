@@ -1,0 +1,39 @@
+"""The seam between the router and who decides: a policy is pure, ranks targets and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.request import Reason, Request
+from common.serving.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One target to try. `reason` says why the request is not answered at the edge; None where it is."""
+
+    target: Target
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Targets in order. Empty plans are not made: a policy raises the error that tells the caller why."""
+
+    steps: tuple[Step, ...]
+
+
+class Policy(Protocol):
+    def rank(self, request: Request, targets: Mapping[str, Target], now: float) -> Plan: ...
+
+
+class Only:
+    """The policy of a process with one target: a worker (its device) or a gateway (its pool)."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def rank(self, request: Request, targets: Mapping[str, Target], now: float) -> Plan:
+        return Plan((Step(targets[self._target], request.context.reason),))

@@ -1,0 +1,195 @@
+"""The models of this process: which are installed, which have an engine up, and what state each is in.
+
+Owns the slots and load/unload. Leaves opening engines to the opener that is handed in, and deciding what should be
+installed to the parameter path. Safe to call from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.bundle import ModelConfig
+from common.errors import ModelNotFound, ModelNotReady, OutriderError, VersionNotFound
+from common.serving.catalog import ModelMetadata, ModelState, ModelStatus
+from common.serving.engine import Engine
+from common.serving.slot import EngineSlot, Lease, LoadedEngine
+from common.serving.target import Readiness
+from common.telemetry.events import EngineSwapped, Hook, ignore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """A version on this machine's disk: a bundle folder, and what of it is run by which engine."""
+
+    model: str
+    version: str
+    folder: Path
+    variant: str
+    engine: str
+
+
+Opener = Callable[[Installed], LoadedEngine]
+
+
+@dataclass(slots=True)
+class _Entry:
+    slot: EngineSlot
+    installed: Installed | None = None
+    is_wanted: bool = True  # an operator's unload makes it False: a new version is then installed but not opened
+    building: str = ""  # what is being built, empty when nothing is
+    problem: str = ""  # why there is no engine
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Repository:
+    """Implements `Catalog` for the models of this process."""
+
+    def __init__(self, opener: Opener, close_engine: Callable[[Engine], None], *, on_event: Hook = ignore) -> None:
+        self._open, self._close, self._on_event = opener, close_engine, on_event
+        self._entries: dict[str, _Entry] = {}
+        self._lock = threading.Lock()
+
+    # --- the request path ---
+
+    def lease(self, model: str, version: str | None = None) -> Lease:
+        """Pins the current engine. Raises `ModelNotFound`, `ModelNotReady`, or `VersionNotFound` for another pin."""
+        entry = self._entry(model)
+        lease = entry.slot.acquire()
+        if lease is None:
+            raise ModelNotReady(model, entry.building or entry.problem or "unloaded")
+        if version not in (None, lease.loaded.version):
+            lease.release()
+            raise VersionNotFound(model, str(version), [lease.loaded.version])
+        return lease
+
+    def current(self, model: str) -> LoadedEngine | None:
+        entry = self._entries.get(model)
+        return entry.slot.current if entry else None
+
+    def readiness(self, model: str, version: str | None = None) -> Readiness:
+        entry = self._entries.get(model)
+        if entry is None:
+            return Readiness.ABSENT
+        loaded = entry.slot.current
+        if loaded is not None:
+            return Readiness.READY if version in (None, loaded.version) else Readiness.ABSENT
+        return Readiness.BUILDING if entry.building else Readiness.ABSENT
+
+    def models(self) -> tuple[str, ...]:
+        return tuple(self._entries)
+
+    # --- the parameter path ---
+
+    def start_building(self, model: str, what: str) -> None:
+        self._ensure(model).building = what
+
+    def stop_building(self, model: str, problem: str = "") -> None:
+        entry = self._ensure(model)
+        entry.building, entry.problem = "", problem
+
+    def activate(self, loaded: LoadedEngine, installed: Installed) -> None:
+        """Makes a warm engine the one that answers; the old one closes when its last request is done."""
+        entry = self._ensure(installed.model)
+        entry.installed = installed
+        entry.building = entry.problem = ""
+        if not entry.is_wanted:
+            self._close(loaded.engine)
+            return
+        old = entry.slot.swap(loaded)
+        self._on_event(
+            EngineSwapped(model=installed.model, old_version=old.version if old else "", new_version=loaded.version)
+        )
+
+    def close(self) -> None:
+        for entry in self._entries.values():
+            entry.slot.swap(None)
+
+    # --- Catalog ---
+
+    async def metadata(self, model: str, version: str | None) -> ModelMetadata:
+        loaded = self._current(model, version)
+        config: ModelConfig = loaded.config
+        return ModelMetadata(
+            name=model,
+            versions=(loaded.version,),
+            platform=loaded.engine.fingerprint.platform,
+            inputs=config.inputs,
+            outputs=config.outputs,
+        )
+
+    async def is_model_ready(self, model: str, version: str | None) -> bool:
+        loaded = self._entry(model).slot.current
+        return loaded is not None and version in (None, loaded.version)
+
+    async def index(self) -> list[ModelStatus]:
+        return [self._status(name, entry) for name, entry in sorted(self._entries.items())]
+
+    async def load(self, model: str) -> None:
+        """Opens the installed version again, off the event loop. Does nothing where an engine is up."""
+        entry = self._entry(model)
+        entry.is_wanted = True
+        async with entry.lock:
+            installed = entry.installed
+            if entry.slot.current is not None:
+                return
+            if installed is None:
+                raise ModelNotReady(model, entry.problem or "nothing is installed yet")
+            entry.building = "loading"
+            try:
+                loaded = await asyncio.to_thread(self._open, installed)
+            except OutriderError as exc:
+                entry.problem = str(exc)
+                raise
+            finally:
+                entry.building = ""
+            if entry.slot.current is None and entry.installed is installed:
+                self.activate(loaded, installed)
+            else:  # a push was faster
+                self._close(loaded.engine)
+
+    async def unload(self, model: str) -> None:
+        """Takes the engine away; requests that have pinned it still get their answers."""
+        entry = self._entry(model)
+        entry.is_wanted = False
+        old = entry.slot.swap(None)
+        if old is not None:
+            self._on_event(EngineSwapped(model=model, old_version=old.version, new_version=""))
+
+    def _current(self, model: str, version: str | None) -> LoadedEngine:
+        entry = self._entry(model)
+        loaded = entry.slot.current
+        if loaded is None:
+            raise ModelNotReady(model, entry.building or entry.problem or "unloaded")
+        if version not in (None, loaded.version):
+            raise VersionNotFound(model, str(version), [loaded.version])
+        return loaded
+
+    def _entry(self, model: str) -> _Entry:
+        try:
+            return self._entries[model]
+        except KeyError:
+            raise ModelNotFound(model, self._entries) from None
+
+    def _ensure(self, model: str) -> _Entry:
+        with self._lock:
+            if model not in self._entries:
+                self._entries[model] = _Entry(EngineSlot(model, self._close))
+            return self._entries[model]
+
+    def _status(self, name: str, entry: _Entry) -> ModelStatus:
+        loaded = entry.slot.current
+        if loaded is not None:
+            return ModelStatus(name=name, version=loaded.version, state=ModelState.READY)
+        version = entry.installed.version if entry.installed else ""
+        if entry.building:
+            return ModelStatus(name=name, version=version, state=ModelState.BUILDING, reason=entry.building)
+        return ModelStatus(name=name, version=version, state=ModelState.UNAVAILABLE, reason=entry.problem or "unloaded")
+
+
+def versions_of(statuses: Iterable[ModelStatus], model: str) -> tuple[str, ...]:
+    """The ready versions of one model in an index."""
+    return tuple(s.version for s in statuses if s.name == model and s.state is ModelState.READY)

@@ -1,0 +1,28 @@
+"""Named arrays in a file: safetensors, the format without code in it. The only importer of its numpy side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from common.errors import InvalidInput
+from common.tensors import Array
+
+
+def read_tensors(path: Path) -> dict[str, Array]:
+    """All arrays of a safetensors file. Raises `InvalidInput` when it is missing or not one."""
+    try:
+        return dict(load_file(path))
+    except (OSError, SafetensorError) as exc:
+        raise InvalidInput(str(path), f"cannot be read as safetensors: {exc}", "a .safetensors file") from exc
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
+    """Writes arrays (any order and stride) under their names; the bytes depend on the content alone."""
+    arrays: dict[str, np.ndarray[Any, Any]] = {name: np.asarray(tensors[name], order="C") for name in sorted(tensors)}
+    save_file(arrays, path)

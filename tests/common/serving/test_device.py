@@ -1,0 +1,163 @@
+import asyncio
+import math
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from common.errors import DeadlineExceeded, EngineError, Overloaded
+from common.request import Context, Priority
+from common.serving.device import Device
+from common.serving.engine import Batch
+from common.serving.slot import EngineSlot
+from tests.fakes import FakeEngine, config, loaded
+
+X = {"x": np.ones((1, 2), np.float32)}
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[Device]:
+    async with Device(max_queue_rows=1000) as one:
+        yield one
+
+
+def slot_with(device: Device, engine: FakeEngine) -> EngineSlot:
+    slot = EngineSlot("double", device.close_engine)
+    slot.swap(loaded(engine))
+    return slot
+
+
+async def call(device: Device, slot: EngineSlot, x: float = 1.0, rows: int = 1, **context: object) -> np.ndarray:
+    lease = slot.acquire()
+    assert lease is not None
+    inputs = {"x": np.full((rows, 2), x, np.float32)}
+    return (await device.run(lease, inputs, rows, Context(**context)))["y"]  # type: ignore[arg-type]
+
+
+async def test_every_caller_gets_its_own_rows_back(device: Device) -> None:
+    slot = slot_with(device, FakeEngine(base_s=0.002))
+    answers = await asyncio.gather(*(call(device, slot, x=i, rows=1 + i % 3) for i in range(50)))
+    for i, y in enumerate(answers):
+        np.testing.assert_array_equal(y, np.full((1 + i % 3, 2), 2.0 * i, np.float32))
+
+
+async def test_requests_that_arrive_while_the_device_is_busy_share_the_next_batch(device: Device) -> None:
+    engine = FakeEngine(gate=threading.Event())
+    slot = slot_with(device, engine)
+    calls = [asyncio.create_task(call(device, slot, x=i)) for i in range(5)]
+    await asyncio.sleep(0.05)
+    assert engine.batches == [1]  # the first did not wait for others
+    engine.gate.set()  # type: ignore[union-attr]
+    await asyncio.gather(*calls)
+    assert engine.batches == [1, 4]
+    assert len(engine.threads) == 1
+
+
+async def test_late_requests_get_their_error_while_the_device_is_busy_and_are_never_run(device: Device) -> None:
+    engine = FakeEngine(gate=threading.Event())
+    slot = slot_with(device, engine)
+    long = asyncio.create_task(call(device, slot))
+    await asyncio.sleep(0.01)
+    start = time.monotonic()
+    late = await asyncio.gather(*(call(device, slot, deadline=start + 0.05) for _ in range(50)), return_exceptions=True)
+    assert all(isinstance(one, DeadlineExceeded) for one in late)
+    assert 0.03 < time.monotonic() - start < 1.0
+    engine.gate.set()  # type: ignore[union-attr]
+    await long
+    assert engine.batches == [1]
+
+
+async def test_a_deadline_in_the_past_is_refused_at_once(device: Device) -> None:
+    engine = FakeEngine()
+    slot = slot_with(device, engine)
+    with pytest.raises(DeadlineExceeded):
+        await call(device, slot, deadline=time.monotonic() - 1)
+    assert engine.batches == []
+
+
+async def test_a_cancelled_caller_leaves_its_neighbours_whole(device: Device) -> None:
+    engine = FakeEngine(gate=threading.Event())
+    slot = slot_with(device, engine)
+    first = asyncio.create_task(call(device, slot, x=1))
+    others = [asyncio.create_task(call(device, slot, x=i)) for i in range(2, 8)]
+    await asyncio.sleep(0.02)
+    others[0].cancel()
+    first.cancel()  # this one is already on the device
+    await asyncio.sleep(0.02)
+    engine.gate.set()  # type: ignore[union-attr]
+    answers = await asyncio.gather(*others[1:])
+    assert [float(y[0, 0]) for y in answers] == [6, 8, 10, 12, 14]
+    assert engine.batches == [1, 5]
+
+
+async def test_an_engine_that_raises_fails_its_batch_and_serves_the_next(device: Device) -> None:
+    slot = slot_with(
+        device, FakeEngine(fail=lambda batch: ValueError("odd") if batch.items[0]["x"][0, 0] < 0 else None)
+    )
+    with pytest.raises(EngineError, match="ValueError: odd"):
+        await call(device, slot, x=-1)
+    assert float((await call(device, slot, x=3))[0, 0]) == 6
+
+
+async def test_an_engine_that_answers_with_too_few_rows_fails_instead_of_mixing_callers(device: Device) -> None:
+    class Short(FakeEngine):
+        def run(self, batch: Batch):  # type: ignore[no-untyped-def]
+            return [{"y": item["x"][:-1]} for item in batch.items]
+
+    slot = slot_with(device, Short())
+    with pytest.raises(EngineError, match="for 3 rows"):
+        await call(device, slot, rows=3)
+
+
+async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    async with Device(max_queue_rows=3) as device:
+        engine = FakeEngine(gate=threading.Event())
+        slot = slot_with(device, engine)
+        calls = [asyncio.create_task(call(device, slot)) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(Overloaded) as caught:
+            await call(device, slot)
+        assert (caught.value.queued, caught.value.limit) == (3, 3)
+        engine.gate.set()  # type: ignore[union-attr]
+        await asyncio.gather(*calls)
+
+
+async def test_a_swap_under_load_fails_nobody_and_closes_the_old_engine_after_its_last_request(device: Device) -> None:
+    engines = [FakeEngine(factor=1.0, base_s=0.001)]
+    slot = slot_with(device, engines[0])
+
+    async def load() -> list[float]:
+        answers = []
+        while len(engines) < 20:
+            answers.append(float((await call(device, slot))[0, 0]))
+        return answers
+
+    async def swaps() -> None:
+        for version in range(2, 21):
+            await asyncio.sleep(0.005)
+            engines.append(FakeEngine(factor=float(version), base_s=0.001))
+            slot.swap(loaded(engines[-1], str(version)))
+
+    _, *answers = await asyncio.gather(swaps(), *(load() for _ in range(8)))
+    for one in answers:
+        assert one == sorted(one)  # a caller never goes back to an older version
+        assert set(one) <= {float(version) for version in range(1, 21)}
+    await asyncio.to_thread(time.sleep, 0.05)
+    assert [engine.is_closed for engine in engines] == [True] * 19 + [False]
+
+
+async def test_a_realtime_call_overtakes_a_flood_of_batch_calls(device: Device) -> None:
+    engine = FakeEngine(base_s=0.01)
+    slot = EngineSlot("double", device.close_engine)
+    slot.swap(loaded(engine, model=config(max_batch=1)))
+    flood = [asyncio.create_task(call(device, slot, priority=Priority.BATCH)) for _ in range(50)]
+    await asyncio.sleep(0)
+    await call(device, slot, priority=Priority.REALTIME)
+    assert len(engine.batches) < 10  # of 51: it did not wait for the flood
+    for task in flood:
+        task.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)
+    assert device.scheduler.queued_rows == 0
+    assert math.isinf(device.scheduler.wake_at())

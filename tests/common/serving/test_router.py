@@ -1,0 +1,106 @@
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from common.errors import (
+    DeadlineExceeded,
+    EngineError,
+    InvalidInput,
+    ModelNotFound,
+    ModelNotReady,
+    OutriderError,
+    OutsideProfile,
+    Overloaded,
+    TargetUnreachable,
+)
+from common.request import Context, Reason, Request, Response, Stamp
+from common.serving.policy import Plan, Step
+from common.serving.router import Router
+from common.serving.target import Estimate, Readiness, Target
+from common.telemetry.events import TargetFailed
+
+REQUEST = Request(model="m", inputs={"x": np.zeros((1, 2), np.float32)})
+
+
+class FakeTarget:
+    def __init__(self, name: str, problem: OutriderError | None = None) -> None:
+        self.name, self.problem = name, problem
+        self.seen: list[Request] = []
+
+    async def infer(self, request: Request) -> Response:
+        self.seen.append(request)
+        if self.problem is not None:
+            raise self.problem
+        return Response(outputs={}, stamp=Stamp(target="?", model=request.model, version="7", by=f"{self.name}-1"))
+
+    def readiness(self, model: str, version: str | None = None) -> Readiness:
+        return Readiness.READY
+
+    def estimate(self, request: Request) -> Estimate:
+        return Estimate()
+
+
+class InOrder:
+    def __init__(self, reason: Reason | None = None) -> None:
+        self.reason = reason
+
+    def rank(self, request: Request, targets: Mapping[str, Target], now: float) -> Plan:
+        return Plan(tuple(Step(target, self.reason) for target in targets.values()))
+
+
+async def test_the_first_target_that_answers_is_stamped() -> None:
+    edge, cloud = FakeTarget("edge"), FakeTarget("cloud")
+    response = await Router([edge, cloud], InOrder()).infer(REQUEST)
+    assert response.stamp == Stamp(target="edge", model="m", version="7", by="edge-1", reason=None)
+    assert cloud.seen == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (EngineError("m", "odd"), Reason.ENGINE_ERROR),
+        (Overloaded("device", queued=9, limit=8), Reason.OVERLOAD),
+        (DeadlineExceeded("m", "before"), Reason.DEADLINE),
+        (OutsideProfile("m", "9 rows", "8"), Reason.OUTSIDE_PROFILE),
+        (ModelNotReady("m", "unloaded"), Reason.NO_ENGINE),
+    ],
+)
+async def test_what_the_edge_could_not_answer_goes_to_the_cloud_and_says_why(
+    problem: OutriderError, reason: Reason
+) -> None:
+    events: list[object] = []
+    edge, cloud = FakeTarget("edge", problem), FakeTarget("cloud")
+    response = await Router([edge, cloud], InOrder(), on_event=events.append).infer(REQUEST)
+    assert (response.stamp.target, response.stamp.reason) == ("cloud", reason)
+    assert cloud.seen[0].context.reason is reason  # the next hop is told, too
+    assert [type(event) for event in events] == [TargetFailed]
+
+
+@pytest.mark.parametrize("problem", [InvalidInput("inputs", "odd"), ModelNotFound("m")])
+async def test_the_callers_own_fault_is_never_tried_elsewhere(problem: OutriderError) -> None:
+    edge, cloud = FakeTarget("edge", problem), FakeTarget("cloud")
+    with pytest.raises(type(problem)):
+        await Router([edge, cloud], InOrder()).infer(REQUEST)
+    assert cloud.seen == []
+
+
+async def test_when_nobody_answers_the_caller_hears_the_last_target() -> None:
+    edge, cloud = FakeTarget("edge", EngineError("m", "odd")), FakeTarget("cloud", TargetUnreachable("cloud", "down"))
+    with pytest.raises(TargetUnreachable):
+        await Router([edge, cloud], InOrder()).infer(REQUEST)
+    assert (len(edge.seen), len(cloud.seen)) == (1, 1)
+
+
+async def test_the_reason_of_the_plan_stands() -> None:
+    cloud = FakeTarget("cloud")
+    response = await Router([cloud], InOrder(Reason.NO_ENGINE)).infer(REQUEST)
+    assert response.stamp.reason is Reason.NO_ENGINE
+
+
+async def test_the_rest_of_the_context_travels_unchanged() -> None:
+    cloud = FakeTarget("cloud")
+    context = Context(id="abc", tenant="t", deadline=5.0, pin="7")
+    await Router([cloud], InOrder(Reason.DEADLINE)).infer(dataclasses.replace(REQUEST, context=context))
+    assert cloud.seen[0].context == dataclasses.replace(context, reason=Reason.DEADLINE)

@@ -1,0 +1,148 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.request import Priority
+from common.serving.latency import LatencyModel
+from common.serving.scheduler import ClassScheduler, Item
+
+LATENCY = LatencyModel(0.005, 0.001)  # 5 ms + 1 ms a row
+
+
+def item(
+    number: int = 1,
+    *,
+    rows: int = 1,
+    priority: Priority = Priority.INTERACTIVE,
+    deadline: float = math.inf,
+    key: str = "a",
+    max_rows: int = 8,
+) -> Item:
+    return Item(id=number, key=key, rows=rows, priority=priority, deadline=deadline, latency=LATENCY, max_rows=max_rows)
+
+
+def ids(batch: list[Item]) -> list[int]:
+    return [one.id for one in batch]
+
+
+def test_a_lone_item_is_handed_out_at_once() -> None:
+    scheduler = ClassScheduler()
+    scheduler.push(item(), now=0.0)
+    assert ids(scheduler.next(now=0.0)) == [1]
+
+
+def test_urgent_classes_go_first_and_earlier_deadlines_within_a_class() -> None:
+    scheduler = ClassScheduler()
+    scheduler.push(item(1, priority=Priority.BATCH), 0.0)
+    scheduler.push(item(2, deadline=9.0), 0.0)
+    scheduler.push(item(3, deadline=5.0), 0.0)
+    scheduler.push(item(4, priority=Priority.REALTIME), 0.0)
+    assert ids(scheduler.next(0.0)) == [4, 3, 2, 1]
+
+
+def test_a_batch_holds_at_most_max_rows_and_counts_rows_not_requests() -> None:
+    scheduler = ClassScheduler()
+    for number in (1, 2, 3):
+        scheduler.push(item(number, rows=3), 0.0)
+    assert ids(scheduler.next(0.0)) == [1, 2]
+    assert ids(scheduler.next(0.0)) == [3]
+
+
+def test_an_item_larger_than_what_is_left_lets_a_smaller_one_ride_along() -> None:
+    scheduler = ClassScheduler()
+    for number, rows in ((1, 5), (2, 5), (3, 3)):
+        scheduler.push(item(number, rows=rows), 0.0)
+    assert ids(scheduler.next(0.0)) == [1, 3]
+    assert ids(scheduler.next(0.0)) == [2]
+
+
+def test_only_equal_keys_share_a_batch() -> None:
+    scheduler = ClassScheduler()
+    scheduler.push(item(1, key="a"), 0.0)
+    scheduler.push(item(2, key="b"), 0.0)
+    scheduler.push(item(3, key="a"), 0.0)
+    assert ids(scheduler.next(0.0)) == [1, 3]
+    assert ids(scheduler.next(0.0)) == [2]
+
+
+def test_nobody_rides_along_who_would_make_the_head_late() -> None:
+    scheduler = ClassScheduler()
+    scheduler.push(item(1, priority=Priority.REALTIME, deadline=0.0075), 0.0)  # alone 6 ms, with another 7, with two 8
+    for number in (2, 3, 4):
+        scheduler.push(item(number), 0.0)
+    assert ids(scheduler.next(0.0)) == [1, 2]
+
+
+def test_an_item_that_cannot_make_its_deadline_is_refused() -> None:
+    scheduler = ClassScheduler()
+    assert not scheduler.push(item(deadline=1.0059), now=1.0)
+    assert scheduler.push(item(deadline=1.0061), now=1.0)
+    assert scheduler.queued_rows == 1
+
+
+def test_late_items_expire_once_while_the_device_is_busy() -> None:
+    scheduler = ClassScheduler()
+    scheduler.push(item(1), 0.0)
+    scheduler.next(0.0)
+    for number in range(2, 52):
+        scheduler.push(item(number, deadline=0.050), 0.0)
+    assert scheduler.wake_at() == pytest.approx(0.044)  # 50 ms less the 6 ms that one row takes
+    assert scheduler.expire(0.044) == []
+    assert len(scheduler.expire(0.0441)) == 50
+    assert scheduler.expire(0.05) == []
+    assert scheduler.queued_rows == 0
+    assert scheduler.next(1.0) == []
+    assert math.isinf(scheduler.wake_at())
+
+
+def test_cancelled_items_are_never_handed_out() -> None:
+    scheduler = ClassScheduler()
+    items = [item(number) for number in range(6)]
+    for one in items:
+        scheduler.push(one, 0.0)
+    for one in items[::2]:
+        scheduler.cancel(one)
+        scheduler.cancel(one)  # a second time does nothing
+    assert scheduler.queued_rows == 3
+    assert ids(scheduler.next(0.0)) == [1, 3, 5]
+
+
+def test_the_wait_grows_with_what_is_queued_ahead_and_not_with_lower_classes() -> None:
+    scheduler = ClassScheduler()
+    assert scheduler.wait_s(Priority.REALTIME, 0.0) == 0.0
+    for number in range(10):
+        scheduler.push(item(number, priority=Priority.BATCH, max_rows=1), 0.0)
+    assert scheduler.wait_s(Priority.REALTIME, 0.0) == 0.0
+    assert scheduler.wait_s(Priority.BATCH, 0.0) == pytest.approx(0.010)
+    batch = scheduler.next(0.0)
+    assert scheduler.wait_s(Priority.REALTIME, 0.0) == pytest.approx(0.006)
+    scheduler.done(batch, 0.006, 0.006)
+    assert scheduler.wait_s(Priority.REALTIME, 0.006) == 0.0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(list(Priority)), st.integers(1, 8), st.sampled_from("ab"), st.booleans()), max_size=40
+    )
+)
+def test_every_item_leaves_exactly_once_within_limits(
+    pushes: list[tuple[Priority, int, str, bool]],
+) -> None:
+    scheduler = ClassScheduler()
+    expected = set()
+    for number, (priority, rows, key, is_cancelled) in enumerate(pushes):
+        one = item(number, rows=rows, priority=priority, key=key)
+        scheduler.push(one, 0.0)
+        if is_cancelled:
+            scheduler.cancel(one)
+        else:
+            expected.add(number)
+    seen: list[int] = []
+    while batch := scheduler.next(0.0):
+        assert sum(one.rows for one in batch) <= 8
+        assert len({one.key for one in batch}) == 1
+        seen += ids(batch)
+    assert sorted(seen) == sorted(expected)
+    assert scheduler.queued_rows == 0

@@ -1,0 +1,51 @@
+"""Fixtures that several folders share: what takes long to make is made once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model's source folder and the bundle that was built from it."""
+
+    source: Path
+    bundle: Path
+
+
+@pytest.fixture(scope="session")
+def digits_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a user would bring for `digits`: model.toml, checkpoint, data. Trained once; copy it to change it."""
+    from hardware.demo.prepare import prepare
+
+    folder = tmp_path_factory.mktemp("digits")
+    prepare("digits", folder, progress=lambda _line: None)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`outrider up --bundles` of this run: sources and bundles of every system that it starts.
+
+    OUTRIDER_TEST_BUNDLES names a folder to keep between runs, for whoever works on these tests.
+    """
+    kept = os.environ.get("OUTRIDER_TEST_BUNDLES")
+    return Path(kept) if kept else tmp_path_factory.mktemp("bundles")
+
+
+@pytest.fixture(scope="session")
+def photos(bundles: Path) -> Built:
+    """EfficientNet-Lite0 with its real weights, built in full into `bundles`, where `outrider up` will find it."""
+    from cloud.publish import bundle_of, source_digest
+    from hardware.demo.prepare import prepare
+
+    source = bundles / "sources" / "efficientnet-lite0-v1"
+    if not (source / "model.toml").exists():
+        prepare("efficientnet-lite0", source, progress=lambda _line: None)
+    spec = source / "model.toml"
+    bundle = bundle_of(spec, source_digest(spec), bundles / "bundles", skip_gate=False, say=lambda _line: None)
+    return Built(source=source, bundle=bundle)
