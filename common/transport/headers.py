@@ -1,0 +1,174 @@
+"""What travels beside a call: the caller's context going in, the stamp coming out.
+
+One set of names for HTTP headers, gRPC metadata and (the stamp) the protocol's response parameters. Deadlines are
+remaining milliseconds on the wire and monotonic inside. Leaves the body to `oip_json` and `oip_grpc`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from common.errors import InvalidInput
+from common.request import Context, Parameter, Priority, Privacy, Reason, Stamp
+
+REQUEST_ID = "x-outrider-request-id"
+DEADLINE_MS = "x-outrider-deadline-ms"
+PRIORITY = "x-outrider-priority"
+PRIVACY = "x-outrider-privacy"
+PIN = "x-outrider-pin"
+HOP_REASON = "x-outrider-reason"
+TRACEPARENT = "traceparent"
+
+TARGET = "x-outrider-target"
+REASON = HOP_REASON
+MODEL = "x-outrider-model"
+VERSION = "x-outrider-version"
+BY = "x-outrider-by"
+
+_REASONS = {r.value: r for r in Reason}
+_PRIVACIES = {p.value: p for p in Privacy}
+_PRIORITIES = {p.name.lower(): p for p in Priority} | {str(p.value): p for p in Priority}
+_PRINTABLE = "".join(chr(c) for c in range(0x20, 0x7F) if c != ord("%"))
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]*)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a call says about itself outside of the headers: in its URL or message, and by its transport."""
+
+    id: str = ""
+    version: str = ""
+    parameters: Mapping[str, Parameter] | None = None
+    remaining_s: float = math.inf  # the transport's own deadline
+
+
+def read_context(headers: Mapping[str, str], said: Said, now: float, *, trusts_reason: bool = False) -> Context:
+    """The caller's context at monotonic time `now`. Raises `InvalidInput` that names the header or the parameter.
+
+    The smaller of the deadlines that are set counts. A priority in the headers goes before the protocol's parameter.
+    The hop's reason is believed from our own processes only (`trusts_reason`).
+    """
+    parameters = said.parameters or {}
+    remaining = (_deadline_s(headers), _timeout_s(parameters), said.remaining_s)
+    return Context(
+        **({"id": request_id} if (request_id := _request_id(headers, said)) else {}),
+        priority=_priority(headers, parameters),
+        deadline=now + min(remaining),
+        privacy=_privacy(headers),
+        pin=_pin(headers, said.version),
+        traceparent=_traceparent(headers),
+        reason=_reason(headers) if trusts_reason else None,
+    )
+
+
+def write_context(context: Context, now: float) -> dict[str, str]:
+    """The context as headers for the next process. The pinned version travels in the message itself."""
+    headers = {
+        REQUEST_ID: context.id,
+        PRIORITY: context.priority.name.lower(),
+        PRIVACY: context.privacy.value,
+    }
+    if context.deadline != math.inf:
+        headers[DEADLINE_MS] = f"{max(0.0, context.deadline - now) * 1000:.3f}"
+    if context.reason is not None:
+        headers[HOP_REASON] = context.reason.value
+    if context.traceparent:
+        headers[TRACEPARENT] = context.traceparent
+    return headers
+
+
+def write_stamp(stamp: Stamp) -> dict[str, str]:
+    """The stamp as headers: `x-outrider-reason` only when the answer left the edge; no header is empty."""
+    values = {
+        TARGET: stamp.target,
+        REASON: stamp.reason.value if stamp.reason else "",
+        MODEL: stamp.model,
+        VERSION: stamp.version,
+        BY: stamp.by,
+    }
+    return {name: quote(value, safe=_PRINTABLE) for name, value in values.items() if value}
+
+
+def read_stamp(headers: Mapping[str, str], model: str, version: str) -> Stamp:
+    """The stamp of a peer's answer; `model` and `version` as its message said them, for a peer that does not stamp."""
+    return Stamp(
+        target=unquote(headers.get(TARGET, "")),
+        model=unquote(headers.get(MODEL, "")) or model,
+        version=unquote(headers.get(VERSION, "")) or version,
+        by=unquote(headers.get(BY, "")),
+        reason=_REASONS.get(headers.get(REASON, "")),
+    )
+
+
+def _request_id(headers: Mapping[str, str], said: Said) -> str:
+    if REQUEST_ID in headers:
+        if not _ID.fullmatch(headers[REQUEST_ID]):
+            raise InvalidInput(REQUEST_ID, "not an id", "1 to 128 printable ASCII characters without spaces")
+        return headers[REQUEST_ID]
+    return said.id if _ID.fullmatch(said.id) else ""
+
+
+def _deadline_s(headers: Mapping[str, str]) -> float:
+    if DEADLINE_MS not in headers:
+        return math.inf
+    text = headers[DEADLINE_MS]
+    if not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,9})?", text, re.ASCII):
+        raise InvalidInput(
+            DEADLINE_MS, f"{text[:40]!r} is no duration", "remaining milliseconds, a decimal number >= 0"
+        )
+    return float(text) / 1000
+
+
+def _timeout_s(parameters: Mapping[str, Parameter]) -> float:
+    timeout = parameters.get("timeout", 0)
+    if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 0:
+        raise InvalidInput(
+            "parameters.timeout", f"{timeout!r} is no duration", "microseconds, an integer >= 0; 0: none"
+        )
+    return timeout / 1e6 if timeout else math.inf
+
+
+def _priority(headers: Mapping[str, str], parameters: Mapping[str, Parameter]) -> Priority:
+    if PRIORITY in headers:
+        text = headers[PRIORITY].lower()
+        if text not in _PRIORITIES:
+            raise InvalidInput(PRIORITY, f"{text[:40]!r} is no priority", ", ".join(_PRIORITIES))
+        return _PRIORITIES[text]
+    level = parameters.get("priority", 0)
+    if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= max(Priority):
+        raise InvalidInput("parameters.priority", f"{level!r} is no priority", f"0 (default) to {max(Priority)}")
+    return Priority(level) if level else Priority.INTERACTIVE
+
+
+def _privacy(headers: Mapping[str, str]) -> Privacy:
+    text = headers.get(PRIVACY, Privacy.ANY.value).lower()
+    if text not in _PRIVACIES:
+        raise InvalidInput(PRIVACY, f"{text[:40]!r} is no privacy", ", ".join(_PRIVACIES))
+    return _PRIVACIES[text]
+
+
+def _pin(headers: Mapping[str, str], version: str) -> str | None:
+    pin = unquote(headers.get(PIN, ""))
+    if pin and version and pin != version:
+        raise InvalidInput(PIN, f"asks for version {pin!r}, the call itself for {version!r}", "the same version")
+    return pin or version or None
+
+
+def _traceparent(headers: Mapping[str, str]) -> str:
+    """Passed on when it is one; a broken one is dropped, as the W3C recommendation has it."""
+    text = headers.get(TRACEPARENT, "")
+    return text if len(text) <= 256 and _TRACEPARENT.fullmatch(text) else ""
+
+
+def _reason(headers: Mapping[str, str]) -> Reason | None:
+    if HOP_REASON not in headers:
+        return None
+    text = headers[HOP_REASON]
+    if text not in _REASONS:
+        raise InvalidInput(HOP_REASON, f"{text[:40]!r} is no reason", ", ".join(_REASONS))
+    return _REASONS[text]

@@ -1,0 +1,91 @@
+"""Pictures in, labels out: the form of the `classify` route, a convenience over the protocol's own infer.
+
+Owns reading the pictures of an upload and writing the answer. The input is always named `image`: who knows the model
+(here or behind a pool) puts the pictures where they belong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from aiohttp import BodyPartReader, web
+
+from common.errors import EngineError, InvalidInput
+from common.request import Context, Request, Response
+from common.transport import oip
+from common.transport.listen import MAX_BODY_BYTES
+
+IMAGE_INPUT = "image"
+DEFAULT_TOP = 5
+MAX_PICTURES = 1024
+_PICTURES = ("image/jpeg", "image/jpg", "image/png")
+
+
+async def read_pictures(request: web.Request) -> list[bytes]:
+    """The encoded pictures of a multipart form (fields named `image`) or of a raw body. Raises `InvalidInput`."""
+    if request.content_type == "multipart/form-data":
+        return await _read_form(request)
+    if request.content_type in _PICTURES:
+        return [await request.read()]
+    raise InvalidInput(
+        "Content-Type",
+        repr(request.content_type),
+        f"multipart/form-data with fields {IMAGE_INPUT!r}, or {_PICTURES[0]} or {_PICTURES[2]}",
+    )
+
+
+def top_of(request: web.Request) -> int:
+    text = request.query.get("top", str(DEFAULT_TOP))
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= oip.MAX_CLASSES):
+        raise InvalidInput("top", f"{text[:40]!r}", f"an integer, 1 to {oip.MAX_CLASSES}")
+    return int(text)
+
+
+def classify_request(model: str, pictures: list[bytes], top: int, context: Context) -> Request:
+    batch = np.empty(len(pictures), dtype=object)
+    batch[:] = pictures
+    return Request(context=context, model=model, inputs={IMAGE_INPUT: batch}, classes=top)
+
+
+def render_classes(response: Response, pictures: int) -> dict[str, Any]:
+    """The answer per picture, the best class first. Raises `EngineError` when it is no classification."""
+    model = response.stamp.model
+    rows = next(iter(response.outputs.values()), None)
+    if rows is None or rows.ndim != 2 or len(rows) != pictures or rows.dtype.kind not in "OSU":
+        raise EngineError(model, "the answer is not one list of classes per picture")
+    return {
+        "model": model,
+        "version": response.stamp.version,
+        "classes": [
+            [
+                {"label": c.label, "index": c.index, "probability": c.probability}
+                for c in (oip.parse_class(text, model) for text in row)
+            ]
+            for row in rows
+        ],
+    }
+
+
+async def _read_form(request: web.Request) -> list[bytes]:
+    pictures: list[bytes] = []
+    size = 0
+    try:
+        async for part in await request.multipart():
+            if not isinstance(part, BodyPartReader) or part.name != IMAGE_INPUT:
+                name = part.name if isinstance(part, BodyPartReader) else "nested parts"
+                raise InvalidInput("form", f"a field named {str(name)[:80]!r}", _FORM)
+            pictures.append(bytes(await part.read()))
+            size += len(pictures[-1])
+            if size > MAX_BODY_BYTES:
+                raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, size)
+            if len(pictures) > MAX_PICTURES:
+                raise InvalidInput("form", f"more than {MAX_PICTURES} pictures", f"at most {MAX_PICTURES} in a call")
+    except (ValueError, AssertionError, RuntimeError) as exc:
+        raise InvalidInput("form", f"broken multipart body: {exc}", _FORM) from exc
+    if not pictures:
+        raise InvalidInput("form", "no picture", _FORM)
+    return pictures
+
+
+_FORM = f"one or more files in fields named {IMAGE_INPUT!r}"

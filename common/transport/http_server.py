@@ -1,0 +1,195 @@
+"""The Open Inference Protocol over HTTP for a data plane, on TCP and a Unix socket.
+
+Thin: a handler parses, calls, renders. Errors become JSON with the status of `status.py` in one middleware; a client
+that disconnects cancels its handler, and with it the call below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from common.request import Context
+from common.serving.catalog import ModelState
+from common.serving.dataplane import DataPlane
+from common.transport import http_classify, oip, oip_json
+from common.transport.headers import REQUEST_ID, Said, read_context, write_stamp
+from common.transport.listen import DRAIN_S, MAX_BODY_BYTES, Listening, cannot_listen
+from common.transport.status import status_of
+
+_log = logging.getLogger(__name__)
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@contextlib.asynccontextmanager
+async def serve_http(
+    dataplane: DataPlane,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = 0,
+    uds: Path | None = None,
+    metrics: Callable[[], bytes] = bytes,
+    drain_s: float = DRAIN_S,
+) -> AsyncIterator[Listening]:
+    """Serves until the context is left, then waits up to `drain_s` for the calls in progress.
+
+    `port` None: no TCP. Raises `ConfigError` when an address cannot be had.
+    """
+    runner = web.AppRunner(
+        http_app(dataplane, metrics), handler_cancellation=True, access_log=None, shutdown_timeout=drain_s
+    )
+    await runner.setup()
+    addresses: list[str] = []
+    bound = 0
+    try:
+        if port is not None:
+            await _start(web.TCPSite(runner, host, port), f"{host}:{port}")
+            bound = runner.addresses[0][1]
+            addresses.append(f"http://{f'[{host}]' if ':' in host else host}:{bound}")
+        if uds is not None:
+            await _start(web.UnixSite(runner, uds), str(uds))
+            addresses.append(f"http+unix://{uds}")
+        yield Listening(port=bound, addresses=tuple(addresses))
+    finally:
+        await runner.cleanup()
+        if uds is not None:
+            uds.unlink(missing_ok=True)
+
+
+def http_app(dataplane: DataPlane, metrics: Callable[[], bytes]) -> web.Application:
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
+    routes = _Routes(dataplane, metrics)
+    app.router.add_get("/v2", routes.server)
+    app.router.add_get("/v2/health/live", routes.live)
+    app.router.add_get("/v2/health/ready", routes.ready)
+    for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        app.router.add_get(model, routes.model)
+        app.router.add_get(f"{model}/ready", routes.model_ready)
+        app.router.add_post(f"{model}/infer", routes.infer)
+        app.router.add_post(f"{model}/classify", routes.classify)
+    app.router.add_get("/v2/repository/index", routes.index)
+    app.router.add_post("/v2/repository/index", routes.index)
+    app.router.add_post("/v2/repository/models/{model}/load", routes.load)
+    app.router.add_post("/v2/repository/models/{model}/unload", routes.unload)
+    app.router.add_get("/metrics", routes.metrics)
+    return app
+
+
+class _Routes:
+    def __init__(self, dataplane: DataPlane, metrics: Callable[[], bytes]) -> None:
+        self._dataplane, self._metrics = dataplane, metrics
+
+    async def server(self, _request: web.Request) -> web.Response:
+        version = oip.server_version()
+        return _json({"name": self._dataplane.name, "version": version, "extensions": list(oip.EXTENSIONS)})
+
+    async def live(self, _request: web.Request) -> web.Response:
+        return _json({"live": True})
+
+    async def ready(self, _request: web.Request) -> web.Response:
+        return _readiness({"ready": self._dataplane.is_ready()})
+
+    async def model(self, request: web.Request) -> web.Response:
+        metadata = await self._dataplane.catalog.metadata(*_model(request))
+        return _json(oip_json.render_metadata(metadata))
+
+    async def model_ready(self, request: web.Request) -> web.Response:
+        model, version = _model(request)
+        is_ready = await self._dataplane.catalog.is_model_ready(model, version)
+        return _readiness({"name": model, "ready": is_ready})
+
+    async def infer(self, request: web.Request) -> web.Response:
+        body = oip_json.parse_infer(await request.read(), request.headers.get(oip_json.HEADER_LENGTH))
+        context = _context(request, body.id, body)
+        response = await self._dataplane.infer(body.request(request.match_info["model"], context))
+        content, headers = oip_json.render_infer(response, body)
+        return web.Response(body=content, headers=headers | write_stamp(response.stamp) | {REQUEST_ID: context.id})
+
+    async def classify(self, request: web.Request) -> web.Response:
+        top = http_classify.top_of(request)
+        context = _context(request)
+        pictures = await http_classify.read_pictures(request)
+        call = http_classify.classify_request(request.match_info["model"], pictures, top, context)
+        response = await self._dataplane.infer(call)
+        answer = http_classify.render_classes(response, len(pictures))
+        return _json(answer, headers=write_stamp(response.stamp) | {REQUEST_ID: context.id})
+
+    async def index(self, request: web.Request) -> web.Response:
+        wanted = oip_json.parse_object(await request.read())
+        index = await self._dataplane.catalog.index()
+        if wanted.get("ready") is True:
+            index = [model for model in index if model.state is ModelState.READY]
+        return _json(oip_json.render_index(index))
+
+    async def load(self, request: web.Request) -> web.Response:
+        oip.refuse_load_parameters(oip_json.parse_parameters(await request.read()))
+        await self._dataplane.load(request.match_info["model"])
+        return _json({})
+
+    async def unload(self, request: web.Request) -> web.Response:
+        oip_json.parse_parameters(await request.read())
+        await self._dataplane.catalog.unload(request.match_info["model"])
+        return _json({})
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics(), headers={"Content-Type": _METRICS_TYPE})
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPRequestEntityTooLarge:
+        return _error(413, f"the body is larger than {MAX_BODY_BYTES} bytes", {})
+    except web.HTTPException as exc:
+        headers = {"Allow": exc.headers["Allow"]} if "Allow" in exc.headers else {}
+        return _error(exc.status, f"{request.method} {request.path}: {exc.reason}", headers)
+    except web.RequestPayloadError as exc:
+        return _error(400, f"the body cannot be read: {' '.join(str(exc).split())}", {})
+    except ConnectionError:
+        raise  # the client is gone: nobody to answer
+    except Exception as exc:
+        status = status_of(exc)
+        if not status.is_ours:
+            _log.exception("%s %s failed", request.method, request.path)
+        return _error(status.http, status.text, status.headers)
+
+
+def _context(request: web.Request, request_id: str = "", body: oip.Body | None = None) -> Context:
+    said = Said(
+        id=request_id, version=request.match_info.get("version", ""), parameters=body.parameters if body else None
+    )
+    return read_context(request.headers, said, time.monotonic())
+
+
+def _model(request: web.Request) -> tuple[str, str | None]:
+    return request.match_info["model"], request.match_info.get("version")
+
+
+def _readiness(answer: dict[str, Any]) -> web.Response:
+    return _json(answer) if answer["ready"] else _json(answer, status=503, headers={"Retry-After": "1"})
+
+
+def _error(status: int, text: str, headers: dict[str, str]) -> web.Response:
+    return _json({"error": text}, status=status, headers=headers)
+
+
+def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=oip_json.dump(value), status=status, headers=(headers or {}) | {"Content-Type": "application/json"}
+    )
+
+
+async def _start(site: web.BaseSite, address: str) -> None:
+    try:
+        await site.start()
+    except OSError as exc:
+        raise cannot_listen("http", address, exc) from exc

@@ -1,0 +1,72 @@
+"""The servers of a process, as its configuration file names them: HTTP and gRPC, TCP and Unix sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.serving.dataplane import DataPlane
+from common.transport.grpc_server import serve_grpc
+from common.transport.http_server import serve_http
+from common.transport.listen import Listening
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """The `[server]` table: where a process listens. No port: not there. Port 0: any free one."""
+
+    host: str = "127.0.0.1"
+    http_port: int | None = None
+    grpc_port: int | None = None
+    http_uds: str | None = None  # path of a Unix socket
+    grpc_uds: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, port in (("http_port", self.http_port), ("grpc_port", self.grpc_port)):
+            if port is not None and not 0 <= port <= 65535:
+                raise ValueError(f"{name} must be 0..65535, got {port}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Servers:
+    """What is up; None where the configuration names neither port nor socket."""
+
+    http: Listening | None
+    grpc: Listening | None
+
+    def endpoint(self, name: str, kind: str) -> dict[str, Any]:
+        """What others need to know to reach this process."""
+        return {
+            "name": name,
+            "kind": kind,
+            "pid": os.getpid(),
+            "http": self.http.addresses[0] if self.http else None,
+            "grpc": self.grpc.addresses[0] if self.grpc else None,
+        }
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    dataplane: DataPlane, options: ServerOptions, *, metrics: Callable[[], bytes], trusts_reason: bool = False
+) -> AsyncIterator[Servers]:
+    """Serves until the context is left. Raises `ConfigError` when an address cannot be had.
+
+    `trusts_reason`: gRPC callers are our own processes, whose word on why a request left the edge counts.
+    """
+    http = grpc = None
+    async with contextlib.AsyncExitStack() as stack:
+        if options.http_port is not None or options.http_uds is not None:
+            uds = Path(options.http_uds) if options.http_uds else None
+            http = await stack.enter_async_context(
+                serve_http(dataplane, host=options.host, port=options.http_port, uds=uds, metrics=metrics)
+            )
+        if options.grpc_port is not None or options.grpc_uds is not None:
+            uds = Path(options.grpc_uds) if options.grpc_uds else None
+            grpc = await stack.enter_async_context(
+                serve_grpc(dataplane, host=options.host, port=options.grpc_port, uds=uds, trusts_reason=trusts_reason)
+            )
+        yield Servers(http=http, grpc=grpc)

@@ -1,0 +1,97 @@
+"""What an error is on the wire: one table to HTTP and gRPC, and the way back for our own client.
+
+Owns codes, texts and the retry hint. The errors themselves know nothing of transports. What is not an error of ours is
+answered with a general text: its traceback belongs in the log, not on the wire.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import grpc
+
+from common.errors import (
+    DeadlineExceeded,
+    EngineError,
+    InvalidRequest,
+    NotFound,
+    OutriderError,
+    TargetUnreachable,
+    Unavailable,
+)
+
+RETRY_AFTER = "retry-after"
+_MAX_TEXT = 1024  # gRPC carries the text in a header block, of which clients take 8 KiB
+
+# The first row that fits counts. Rows are (error, HTTP status, gRPC code).
+_TABLE: tuple[tuple[type[OutriderError], int, grpc.StatusCode], ...] = (
+    (InvalidRequest, 400, grpc.StatusCode.INVALID_ARGUMENT),
+    (NotFound, 404, grpc.StatusCode.NOT_FOUND),
+    (Unavailable, 503, grpc.StatusCode.UNAVAILABLE),
+    (DeadlineExceeded, 504, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (EngineError, 500, grpc.StatusCode.INTERNAL),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """An error as a transport says it. `retry_after_s` is in whole seconds; 0: no hint. `is_ours` is false for a fault
+    that nobody foresaw: the transport logs it."""
+
+    http: int
+    grpc: grpc.StatusCode
+    text: str
+    retry_after_s: int = 0
+    is_ours: bool = True
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {RETRY_AFTER: str(self.retry_after_s)} if self.retry_after_s else {}
+
+
+def status_of(exc: BaseException) -> Status:
+    for kind, http, code in _TABLE:
+        if isinstance(exc, kind):
+            wait_s = _whole_seconds(exc.retry_after_s) if isinstance(exc, Unavailable) else 0
+            return Status(http=http, grpc=code, text=str(exc)[:_MAX_TEXT], retry_after_s=wait_s)
+    return Status(
+        http=500, grpc=grpc.StatusCode.INTERNAL, text="internal error; the server's log has it", is_ours=False
+    )
+
+
+def error_from_grpc(
+    code: grpc.StatusCode, text: str, trailing: Mapping[str, str], *, target: str, model: str
+) -> OutriderError:
+    """The error that a peer (or the connection to it) reported for a call about `model`.
+
+    UNAVAILABLE with a retry hint was said by the peer; without one it is the connection that broke.
+    """
+    match code:
+        case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.UNIMPLEMENTED | grpc.StatusCode.OUT_OF_RANGE:
+            return InvalidRequest(text)
+        case grpc.StatusCode.NOT_FOUND:
+            return NotFound(text)
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineExceeded(model, f"waiting for {target}")
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in text:
+            return InvalidRequest(f"{target}: {text}")
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.RESOURCE_EXHAUSTED if RETRY_AFTER in trailing:
+            return Unavailable(text, retry_after_s=_seconds(trailing[RETRY_AFTER]))
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return Unavailable(text)
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+            return TargetUnreachable(target, text)
+        case grpc.StatusCode.INTERNAL if "RST_STREAM" in text:
+            return TargetUnreachable(target, text)
+        case _:
+            return EngineError(model, f"{target}: {text}")
+
+
+def _whole_seconds(seconds: float) -> int:
+    return max(1, math.ceil(seconds)) if math.isfinite(seconds) else 60
+
+
+def _seconds(text: str) -> float:
+    return float(text) if text.isascii() and text.isdigit() else 1.0
