@@ -1,0 +1,178 @@
+"""Installs a release on this machine: choose, open, gate on the golden set, activate through the slot.
+
+The node's and the worker's `Installer` (the parameter path hands it staged folders) and the opener of the repository.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from common.bundle import Bundle, ModelConfig, Variant
+from common.errors import EngineError, OutriderError
+from common.images import normalize
+from common.serving.engine import Batch
+from common.serving.repository import Installed, Repository
+from common.serving.slot import LoadedEngine
+from common.tensors import Array
+from hardware import engines
+from hardware.engines.base import EngineRequest
+from hardware.gate import judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How engines are opened here. `variants` and `engines` are what this process is willing to run."""
+
+    variants: tuple[str, ...] = ("trt-int8", "cpu-int8")
+    engines: tuple[str, ...] = ("tensorrt", "onnxruntime")
+    threads: int = 0  # per engine; 0: half of the cores, at least one
+    factories: Mapping[str, str] = field(default_factory=dict)  # model -> module:callable, for torch
+    max_batch: Mapping[str, int] = field(default_factory=dict)  # model -> a limit below the model's own
+    golden_gate: bool = True  # off: serve whatever opens (drills only)
+
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise ValueError(f"threads must be >= 0, got {self.threads}")
+        for model, limit in self.max_batch.items():
+            if limit < 1:
+                raise ValueError(f"max_batch of {model!r} must be >= 1, got {limit}")
+
+
+class Opener:
+    """Opens installed bundle folders: the repository's way back to an engine after an unload."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
+
+    def __call__(self, installed: Installed) -> LoadedEngine:
+        """Blocking; a warm engine. Raises `BundleError`, `EngineUnavailable`, `EngineError` or `ConfigError`."""
+        bundle = Bundle.open(installed.folder)
+        variant = bundle.variant(installed.variant)
+        config = self._limited(bundle.spec.model)
+        request = EngineRequest(
+            config=config,
+            variant=variant.name,
+            files=tuple(bundle.file(name) for name in variant.files[installed.engine]),
+            threads=self._options.threads or max(1, (os.cpu_count() or 1) // 2),
+            factories=self._options.factories,
+        )
+        engine = engines.open_engine(installed.engine, request)
+        try:
+            latency = engine.warm()
+        except Exception as exc:
+            engine.close()
+            raise EngineError(config.name, f"does not run: {exc}") from exc
+        return LoadedEngine(
+            engine=engine, config=config, version=installed.version, labels=bundle.labels(), latency=latency
+        )
+
+    def _limited(self, config: ModelConfig) -> ModelConfig:
+        limit = self._options.max_batch.get(config.name, config.max_batch)
+        return dataclasses.replace(config, max_batch=min(limit, config.max_batch))
+
+
+class StagedRelease(Protocol):
+    """What the parameter path hands over: a folder that is a bundle with one variant's files."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def variant(self) -> str: ...
+    @property
+    def engine(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    loaded: LoadedEngine
+    installed: Installed
+    bundle: Bundle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    passed: bool
+    detail: str
+
+
+class EngineInstaller:
+    """Called from the agent's thread, one release at a time."""
+
+    def __init__(self, repository: Repository, options: EngineOptions) -> None:
+        self._repository, self._options = repository, options
+        self._open = Opener(options)
+
+    def can_run(self, model: str, engine: str, variant: Variant) -> bool:
+        if variant.name not in self._options.variants or engine not in self._options.engines:
+            return False
+        if engine == "torch" and model not in self._options.factories:
+            return False
+        return engines.is_available(engine) and variant.min_memory_bytes <= _memory_bytes()
+
+    def prepare(self, staged: StagedRelease) -> Prepared:
+        """Opens and warms the new engine while the old one serves."""
+        self._repository.start_building(staged.model, f"version {staged.version}")
+        installed = Installed(
+            model=staged.model,
+            version=staged.version,
+            folder=staged.folder,
+            variant=staged.variant,
+            engine=staged.engine,
+        )
+        try:
+            return Prepared(loaded=self._open(installed), installed=installed, bundle=Bundle.open(installed.folder))
+        except OutriderError as exc:
+            self._repository.stop_building(staged.model, str(exc))
+            raise
+
+    def gate(self, prepared: Prepared) -> Verdict:
+        """Runs the golden set on the engine as it was built here and judges it against FP32's answers."""
+        if not self._options.golden_gate:
+            return Verdict(passed=True, detail="the golden gate is switched off")
+        spec, golden = prepared.bundle.spec, prepared.bundle.golden()
+        try:
+            outputs = _run_golden(prepared.loaded, golden)
+        except Exception as exc:  # an engine that cannot run its own golden set has failed the gate
+            return Verdict(passed=False, detail=f"the golden set does not run: {exc}")
+        result = judge(spec, prepared.installed.variant, golden, outputs)
+        lost = f"{result.metric} loss {result.loss:.4f}, allowed {result.allowed:.4f}"
+        return Verdict(passed=result.passed, detail=f"{lost}; {result.problem}" if result.problem else lost)
+
+    def activate(self, prepared: Prepared) -> None:
+        self._repository.activate(prepared.loaded, prepared.installed)
+
+    def discard(self, prepared: Prepared) -> None:
+        prepared.loaded.engine.close()
+        self._repository.stop_building(prepared.installed.model)
+
+
+def _run_golden(loaded: LoadedEngine, golden: Mapping[str, Array]) -> dict[str, Array]:
+    """The engine's answers to the golden inputs, by output name, in batches that it takes."""
+    config = loaded.config
+    inputs = {spec.name: golden[f"input.{spec.name}"] for spec in config.inputs}
+    if config.image is not None:
+        inputs = {name: normalize(pixels, config.image) for name, pixels in inputs.items()}
+    rows = len(next(iter(inputs.values())))
+    parts: list[Mapping[str, Array]] = []
+    for start in range(0, rows, config.max_batch):
+        piece = {name: array[start : start + config.max_batch] for name, array in inputs.items()}
+        [answer] = loaded.engine.run(Batch((piece,), min(config.max_batch, rows - start)))
+        if isinstance(answer, Exception):
+            raise answer
+        parts.append(answer)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,77 @@
+"""Everything that answers on this machine, put together: device, models, their engines, and the way new ones come in.
+
+The part that a node and a worker have in common; each adds its own router, transports and parameter agent around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.bundle import Bundle
+from common.errors import BundleError, IncompatibleRelease
+from common.serving.device import Device
+from common.serving.local import LocalTarget
+from common.serving.repository import Installed, Repository
+from common.telemetry.events import Hook, ignore
+from hardware.install import EngineInstaller, EngineOptions, Opener
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticModel:
+    """A bundle folder on this machine that is served without the parameter path."""
+
+    bundle: str
+    version: str = "1"
+
+
+class LocalServing:
+    """An async context. `target` answers requests, `repository` knows the models, `installer` takes new versions."""
+
+    def __init__(
+        self,
+        target: str,
+        options: EngineOptions,
+        *,
+        by: str,
+        max_queue_rows: int = 256,
+        on_event: Hook = ignore,
+    ) -> None:
+        self.device = Device(max_queue_rows=max_queue_rows, on_event=on_event)
+        self.repository = Repository(Opener(options), self.device.close_engine, on_event=on_event)
+        self.target = LocalTarget(target, self.repository, self.device, by=by)
+        self.installer = EngineInstaller(self.repository, options)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> LocalServing:
+        await self._stack.enter_async_context(self.device)
+        self._stack.callback(self.repository.close)
+        await self._stack.enter_async_context(self.target)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def serve_bundle(self, folder: Path, version: str) -> None:
+        """Serves a bundle folder that lies on this machine, behind the same golden gate as a release."""
+        await asyncio.to_thread(self._install, folder, version)
+
+    def _install(self, folder: Path, version: str) -> None:
+        spec = Bundle.open(folder).spec
+        model = spec.model.name
+        for variant in spec.variants:
+            for engine in variant.files:
+                if not self.installer.can_run(model, engine, variant):
+                    continue
+                prepared = self.installer.prepare(
+                    Installed(model=model, version=version, folder=folder, variant=variant.name, engine=engine)
+                )
+                verdict = self.installer.gate(prepared)
+                if not verdict.passed:
+                    self.installer.discard(prepared)
+                    raise BundleError(str(folder), f"fails its golden gate as {variant.name}: {verdict.detail}")
+                self.installer.activate(prepared)
+                return
+        raise IncompatibleRelease(model, version, "no variant in the bundle is one that this process may and can run")
