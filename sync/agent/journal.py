@@ -1,0 +1,208 @@
+"""The agent's only truth: one SQLite database (WAL, synchronous=FULL). What it does not say did not happen.
+
+Entering a state is one transaction together with everything the state promises. Thread-safe: the agent's thread writes,
+anybody may read a status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from common.config import from_json, to_json
+from common.errors import SyncError
+from sync.agent.states import Record, State, check_move
+from sync.release import Desired, Manifest
+
+# Each entry takes the schema one version further; never edited, only appended to.
+_MIGRATIONS: Final = (
+    """
+    CREATE TABLE floors (role TEXT PRIMARY KEY, version INTEGER NOT NULL);
+    CREATE TABLE models (
+        model TEXT PRIMARY KEY, state TEXT NOT NULL, version TEXT, digest TEXT, reason TEXT NOT NULL,
+        attempts INTEGER NOT NULL, active TEXT, previous TEXT, desired BLOB
+    );
+    CREATE TABLE releases (
+        model TEXT NOT NULL, version TEXT NOT NULL, variant TEXT NOT NULL, engine TEXT NOT NULL,
+        manifest BLOB NOT NULL, PRIMARY KEY (model, version)
+    );
+    CREATE TABLE quarantine (
+        model TEXT NOT NULL, digest TEXT NOT NULL, plan TEXT NOT NULL, version TEXT NOT NULL, reason TEXT NOT NULL,
+        PRIMARY KEY (model, digest, plan)
+    );
+    CREATE TABLE counters (
+        model TEXT NOT NULL, name TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (model, name)
+    );
+    """,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """A release whose files are (or are being put) on this node's disk."""
+
+    manifest: Manifest
+    variant: str
+    engine: str
+
+    @property
+    def plan(self) -> str:
+        """What was built from it: another variant or engine of the same content is another matter."""
+        return f"{self.variant}/{self.engine}"
+
+    def paths(self) -> tuple[str, ...]:
+        variant = next(one for one in self.manifest.variants if one.name == self.variant)
+        return self.manifest.files_for(variant, self.engine)
+
+
+class Journal:
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.RLock()
+        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._migrate(path)
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    # --- models ---
+
+    def record(self, model: str) -> Record:
+        row = self._one("SELECT * FROM models WHERE model = ?", model)
+        return Record(model=model) if row is None else _record(row)
+
+    def records(self) -> tuple[Record, ...]:
+        with self._lock:
+            return tuple(_record(row) for row in self._db.execute("SELECT * FROM models ORDER BY model").fetchall())
+
+    def enter(self, record: Record, state: State, **changes: Any) -> Record:
+        """Moves a model to `state`, durably. `changes` are fields of `Record`. Returns the new record."""
+        check_move(record.state, state)
+        return self.save(replace(record, state=state, **changes))
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """What is written inside becomes durable together, or not at all."""
+        with self._lock:
+            if self._db.in_transaction:  # part of an outer one
+                yield
+                return
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def save(self, record: Record) -> Record:
+        desired = None if record.desired is None else to_json(record.desired)
+        target = (record.model, record.state, record.version, record.digest, record.reason, record.attempts)
+        with self.transaction():
+            self._db.execute(
+                "INSERT OR REPLACE INTO models VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*target, record.active, record.previous, desired),
+            )
+        return record
+
+    # --- floors ---
+
+    def floors(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._db.execute("SELECT role, version FROM floors").fetchall())
+
+    def save_floors(self, floors: Mapping[str, int]) -> None:
+        if floors != self.floors():
+            with self.transaction():
+                self._db.executemany("INSERT OR REPLACE INTO floors VALUES (?, ?)", list(floors.items()))
+
+    # --- releases on disk ---
+
+    def save_release(self, release: Release) -> None:
+        manifest = release.manifest
+        with self.transaction():
+            self._db.execute(
+                "INSERT OR REPLACE INTO releases VALUES (?, ?, ?, ?, ?)",
+                (manifest.model, manifest.version, release.variant, release.engine, to_json(manifest)),
+            )
+
+    def release(self, model: str, version: str) -> Release | None:
+        row = self._one("SELECT * FROM releases WHERE model = ? AND version = ?", model, version)
+        if row is None:
+            return None
+        _, _, variant, engine, manifest = row
+        return Release(manifest=from_json(manifest, Manifest, "journal"), variant=variant, engine=engine)
+
+    def releases(self, model: str) -> tuple[Release, ...]:
+        """Every release of a model that has files here, damaged ones too: most of their slabs may be good."""
+        with self._lock:
+            rows = self._db.execute("SELECT version FROM releases WHERE model = ?", (model,)).fetchall()
+        return tuple(one for (version,) in rows if (one := self.release(model, version)) is not None)
+
+    def forget_releases(self, model: str, keep: set[str]) -> None:
+        with self.transaction():
+            versions = {row[0] for row in self._db.execute("SELECT version FROM releases WHERE model = ?", (model,))}
+            for version in versions - keep:
+                self._db.execute("DELETE FROM releases WHERE model = ? AND version = ?", (model, version))
+
+    # --- quarantine ---
+
+    def quarantine(self, model: str, digest: str, plan: str, version: str, reason: str) -> None:
+        with self.transaction():
+            row = (model, digest, plan, version, reason)
+            self._db.execute("INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?)", row)
+
+    def quarantine_reason(self, model: str, digest: str, plan: str) -> str | None:
+        query = "SELECT reason FROM quarantine WHERE model = ? AND digest = ? AND plan = ?"
+        row = self._one(query, model, digest, plan)
+        return None if row is None else str(row[0])
+
+    # --- counters ---
+
+    def count(self, model: str, counts: Mapping[str, int]) -> None:
+        """Adds to a model's counters, in one transaction."""
+        with self.transaction():
+            for name, value in counts.items():
+                self._db.execute(
+                    "INSERT INTO counters VALUES (?, ?, ?) "
+                    "ON CONFLICT (model, name) DO UPDATE SET value = value + excluded.value",
+                    (model, name, value),
+                )
+
+    def counters(self, model: str) -> dict[str, int]:
+        with self._lock:
+            return dict(self._db.execute("SELECT name, value FROM counters WHERE model = ?", (model,)).fetchall())
+
+    def _one(self, query: str, *values: str) -> tuple[Any, ...] | None:
+        with self._lock:
+            row: tuple[Any, ...] | None = self._db.execute(query, values).fetchone()
+            return row
+
+    def _migrate(self, path: Path) -> None:
+        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        if version > len(_MIGRATIONS):
+            raise SyncError(f"journal {path} has schema {version}, this version reads up to {len(_MIGRATIONS)}")
+        for number in range(version, len(_MIGRATIONS)):
+            self._db.executescript(f"BEGIN; {_MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    model, state, version, digest, reason, attempts, active, previous, desired = row
+    return Record(
+        model=model,
+        state=State(state),
+        version=version,
+        digest=digest,
+        reason=reason,
+        attempts=attempts,
+        active=active,
+        previous=previous,
+        desired=None if desired is None else from_json(desired, Desired, "journal"),
+    )

@@ -1,0 +1,254 @@
+"""From a bundle folder to a signed release: cut, store what is new, store the differences, sign, move in.
+
+Slabs that the store has are not written again. Each new slab gets a `full` object and, where that is smaller, a delta
+to the slab at the same place in each of the last `DELTA_BASES` releases: two, so that a node that refused the last
+release still gets the next one as a difference to what it serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from blake3 import blake3
+
+from common.bundle import Bundle, files_of
+from common.clock import Clock
+from common.errors import BundleError, CorruptSlab
+from sync import codec
+from sync.containers import Tensor, read_layout
+from sync.release import (
+    Desired,
+    FileEntry,
+    Manifest,
+    SlabEntry,
+    TensorEntry,
+    check_manifest,
+    desired_path,
+    manifest_path,
+    parse_manifest,
+    read_desired,
+    shared_files,
+    to_bytes,
+)
+from sync.slabs import Cut, cut, read_pieces, slab_id
+from sync.store import Store
+from sync.trust.keys import Keys
+from sync.trust.repository import Lives, Repository
+
+DELTA_BASES: Final = 2
+
+Bases = dict[tuple[str, str], list[SlabEntry]]  # (file, key) -> that place's slabs in the last releases, newest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What `publish` did. Bytes are those of a whole release, all variants: a node fetches its variant's files only."""
+
+    model: str
+    version: str
+    epoch: int
+    digest: str
+    is_new: bool  # False: the same content is what is desired already
+    slabs: int
+    slabs_new: int  # not in the release before
+    bytes_raw: int
+    bytes_full: int  # every slab as `full`: what a node with nothing fetches
+    bytes_delta: int  # what a node with the release before fetches
+
+
+class Publisher:
+    """Writes releases into a store. Several may run at once: the store's lock makes them take turns."""
+
+    def __init__(self, store: Store, keys: Keys, *, lives: Lives | None = None, clock: Clock | None = None) -> None:
+        self._store = store
+        self._repository = Repository(store, keys, lives=lives, clock=clock)
+
+    def publish(self, folder: Path, *, force: bool = False, wait_s: float = 60.0) -> Published:
+        """Makes the bundle in `folder` the desired version of its model. Identical content is a no-op unless `force`.
+
+        Raises `BundleError` (folder incomplete), `StoreBusy` (lock not free within `wait_s`), `TrustError` (keys).
+        """
+        bundle = Bundle.open(folder)
+        files = {name: bundle.file(name) for name in files_of(bundle.spec)}
+        for name, path in files.items():
+            if not path.is_file():
+                raise BundleError(str(folder), f"file {name!r} is missing")
+        with self._store.lock(wait_s):
+            return self._publish(bundle, files, force)
+
+    def current(self, model: str) -> Desired | None:
+        """The desired state that is signed now."""
+        data = self._repository.target(desired_path(model))
+        return None if data is None else read_desired(data, model)
+
+    def manifest(self, model: str, version: str) -> Manifest | None:
+        """A release's manifest, from this publisher's own store."""
+        data = self._repository.target(manifest_path(model, version))
+        return None if data is None else parse_manifest(data, f"{model}/{version}")
+
+    def _publish(self, bundle: Bundle, files: dict[str, Path], force: bool) -> Published:
+        model = bundle.spec.model.name
+        current = self.current(model)
+        history = self._history(model, current)
+        bases = _by_place(history)
+        entries = tuple(self._store_file(name, path, bases) for name, path in files.items())
+        manifest = Manifest(
+            model=model,
+            version=str(1 + max((int(one.version) for one in history), default=0)),
+            parent=history[0].version if history else None,
+            files=entries,
+            shared=shared_files(bundle.spec),
+            variants=bundle.spec.variants,
+        )
+        check_manifest(manifest)
+        if current is not None and manifest.digest() == current.digest and not force:
+            return self._report(history[0], current, history[0], is_new=False)
+        desired = self._sign(manifest, 1 if current is None else current.epoch + 1)
+        return self._report(manifest, desired, history[0] if history else None, is_new=True)
+
+    def _sign(self, manifest: Manifest, epoch: int) -> Desired:
+        data = to_bytes(manifest)
+        desired = Desired(
+            model=manifest.model,
+            epoch=epoch,
+            version=manifest.version,
+            digest=manifest.digest(),
+            manifest=manifest_path(manifest.model, manifest.version),
+            manifest_hash=blake3(data).hexdigest(),
+        )
+        self._repository.add({desired.manifest: data}, {desired_path(manifest.model): to_bytes(desired)})
+        return desired
+
+    def _history(self, model: str, current: Desired | None) -> list[Manifest]:
+        """The last `DELTA_BASES` releases, newest first."""
+        history: list[Manifest] = []
+        version = None if current is None else current.version
+        while version is not None and len(history) < DELTA_BASES:
+            manifest = self.manifest(model, version)
+            if manifest is None:
+                break
+            history.append(manifest)
+            version = manifest.parent
+        return history
+
+    def _store_file(self, name: str, path: Path, bases: Bases) -> FileEntry:
+        layout = read_layout(path)
+        with _opened(path) as fd:
+            cuts, before = cut(layout), os.fstat(fd)
+            slabs = tuple(self._store_slab(fd, one, bases.get((name, one.key), [])) for one in cuts)
+            digest, size = _hash(fd)
+            after = os.fstat(fd)
+        if size != layout.size or before.st_mtime_ns != after.st_mtime_ns:
+            raise BundleError(str(path), "changed while it was being published")
+        tensors = tuple(_entry(tensor, indices) for tensor, indices in _slabs_of(layout.tensors, cuts))
+        return FileEntry(path=name, size=size, digest=digest, tensors=tensors, slabs=slabs)
+
+    def _store_slab(self, fd: int, place: Cut, bases: list[SlabEntry]) -> SlabEntry:
+        raw = read_pieces(fd, place.pieces)
+        slab = slab_id(raw)
+        full = self._store.full_bytes(slab)
+        if full is None:
+            data = codec.encode_full(raw, place.width)
+            self._store.put_full(slab, data)
+            full = len(data)
+        for base in bases:
+            if base.id != slab and self._store.delta_bytes(slab, base.id) is None:
+                self._store_delta(slab, raw, place, base, full)
+        return SlabEntry(id=slab, key=place.key, width=place.width, is_float=place.is_float, pieces=place.pieces)
+
+    def _store_delta(self, slab: str, raw: bytes, place: Cut, base: SlabEntry, full_bytes: int) -> None:
+        """Kept only where it is smaller than the slab itself."""
+        if base.length != len(raw) or (base.width, base.is_float) != (place.width, place.is_float):
+            return
+        base_raw = self._raw(base)
+        if base_raw is not None:
+            data = codec.encode_delta(raw, base_raw, place.width, is_float=place.is_float)
+            if len(data) < full_bytes:
+                self._store.put_delta(slab, base.id, data)
+
+    def _raw(self, slab: SlabEntry) -> bytes | None:
+        """From the store; None when it is gone or damaged there: then there is no delta, that is all."""
+        data = self._store.full(slab.id)
+        try:
+            return None if data is None else codec.decode(data, slab=slab.id, length=slab.length)
+        except CorruptSlab:
+            return None
+
+    def _report(self, manifest: Manifest, desired: Desired, parent: Manifest | None, *, is_new: bool) -> Published:
+        slabs = manifest.slabs()
+        full = {slab: self._store.full_bytes(slab) or 0 for slab in slabs}
+        delta = self._bytes_after(manifest, parent, full)
+        return Published(
+            model=manifest.model,
+            version=manifest.version,
+            epoch=desired.epoch,
+            digest=desired.digest,
+            is_new=is_new,
+            slabs=len(slabs),
+            slabs_new=len(delta),
+            bytes_raw=sum(slab.length for slab in slabs.values()),
+            bytes_full=sum(full.values()),
+            bytes_delta=sum(delta.values()),
+        )
+
+    def _bytes_after(self, manifest: Manifest, parent: Manifest | None, full: dict[str, int]) -> dict[str, int]:
+        """For each slab that `parent` has not: the bytes of the smallest object for a node that has `parent`."""
+        known = {} if parent is None else parent.slabs()
+        places = _by_place([] if parent is None else [parent])
+        sizes: dict[str, int] = {}
+        for file in manifest.files:
+            for slab in file.slabs:
+                if slab.id not in known:
+                    bases = places.get((file.path, slab.key), [])
+                    deltas = [self._store.delta_bytes(slab.id, base.id) for base in bases]
+                    sizes[slab.id] = min([full[slab.id], *(size for size in deltas if size is not None)])
+        return sizes
+
+
+def _by_place(history: list[Manifest]) -> Bases:
+    places: Bases = {}
+    for manifest in history:
+        for file in manifest.files:
+            for slab in file.slabs:
+                places.setdefault((file.path, slab.key), []).append(slab)
+    return places
+
+
+def _slabs_of(tensors: tuple[Tensor, ...], cuts: tuple[Cut, ...]) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
+    """Each tensor with the indices of the slabs that hold its bytes, in order."""
+    starts = {tensor.offset: tensor for tensor in tensors}
+    found: dict[int, list[int]] = {tensor.offset: [] for tensor in tensors}
+    for index, one in enumerate(cuts):
+        if one.key.startswith("s/"):
+            continue
+        for offset, _ in one.pieces:
+            if offset in starts:
+                owner = offset
+            found[owner].append(index)
+    return ((tensor, tuple(found[tensor.offset])) for tensor in tensors)
+
+
+def _entry(tensor: Tensor, slabs: tuple[int, ...]) -> TensorEntry:
+    return TensorEntry(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, offset=tensor.offset, slabs=slabs)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _hash(fd: int) -> tuple[str, int]:
+    hasher, at = blake3(), 0
+    while chunk := os.pread(fd, 1 << 20, at):
+        hasher.update(chunk)
+        at += len(chunk)
+    return hasher.hexdigest(), at

@@ -1,0 +1,196 @@
+"""The sync service: hands out signed files and slabs over gRPC, keeps online signatures fresh, hints at news.
+
+It reads a store that publishers write (it looks at timestamp.json itself, twice a second) and is trusted with nothing
+but, where the keys are given to it, the online roles. It serves all the same when the broker is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import grpc
+
+from common.errors import ConfigError, OutriderError, StoreBusy
+from sync.hints import Announcer
+from sync.proto import sync_pb2, sync_pb2_grpc
+from sync.store import TIMESTAMP, Store
+from sync.trust.keys import Keys
+from sync.trust.repository import Repository
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES: Final = 256 << 10
+WATCH_S: Final = 0.5
+RENEW_S: Final = 60.0
+MAX_WANTS: Final = 65536
+MAX_BASES: Final = 16
+ID_BYTES: Final = 32
+_READERS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceConfig:
+    """`outrider sync serve`'s settings; all of it loopback and no broker by default."""
+
+    store: str
+    keys: str | None = None  # folder with at least the online keys; None: signatures are not renewed here
+    host: str = "127.0.0.1"
+    port: int = 0
+    broker: str | None = None  # host:port
+    group: str = "default"
+    spread_ms: int = 0  # over which nodes spread their polls after a hint
+    name: str = "sync"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be 0..65535, got {self.port}")
+        if not 0 <= self.spread_ms <= 86_400_000:
+            raise ValueError(f"spread_ms must be 0..86400000, got {self.spread_ms}")
+        if self.broker is not None and not self.broker.rpartition(":")[2].isdigit():
+            raise ValueError(f"broker must be host:port, got {self.broker!r}")
+
+
+class Hints(Protocol):
+    """Where changes are announced: an `Announcer`, or nobody."""
+
+    def announce(self, timestamp: bytes) -> None: ...
+    async def run(self) -> None: ...
+
+
+class NoHints:
+    """There is no broker: nodes find out by polling."""
+
+    def announce(self, timestamp: bytes) -> None:
+        pass
+
+    async def run(self) -> None:
+        pass
+
+
+@contextlib.asynccontextmanager
+async def service(config: ServiceConfig, *, drain_s: float = 2.0) -> AsyncIterator[str]:
+    """A running service; yields its gRPC address, host:port. Running calls get `drain_s` to end."""
+    store = Store(Path(config.store))
+    hints = NoHints() if config.broker is None else _announcer(config, config.broker)
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="sync-store") as readers:
+        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        sync_pb2_grpc.add_SyncServicer_to_server(_Servicer(store, readers), server)
+        port = _bind(server, config)
+        await server.start()
+        loops = [_watch(store, hints, readers), hints.run()]
+        if config.keys is not None:
+            loops.append(_renew(Repository(store, Keys(Path(config.keys))), store, readers))
+        try:
+            async with _tasks(loops):
+                yield f"{config.host}:{port}"
+        finally:
+            await server.stop(drain_s)
+
+
+def _bind(server: Any, config: ServiceConfig) -> int:
+    address = f"{config.host}:{config.port}"
+    try:
+        return int(server.add_insecure_port(address))
+    except RuntimeError as exc:
+        raise ConfigError("sync service", "port", f"{address} cannot be bound (taken?)", "a free port, or 0") from exc
+
+
+class _Servicer(sync_pb2_grpc.SyncServicer):
+    """Parses, reads from the store, cuts into pieces. Disk reads happen in `readers`."""
+
+    def __init__(self, store: Store, readers: ThreadPoolExecutor) -> None:
+        self._store, self._readers = store, readers
+
+    async def Metadata(  # noqa: N802  # the method's name in the proto
+        self, request: sync_pb2.MetadataRequest, context: Any
+    ) -> AsyncIterator[sync_pb2.MetadataChunk]:
+        data = await _in(self._readers, self._store.read, request.name)
+        if data is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no file {request.name!r}")
+        for at in range(0, len(data), CHUNK_BYTES):
+            yield sync_pb2.MetadataChunk(data=data[at : at + CHUNK_BYTES])
+
+    async def Fetch(  # noqa: N802
+        self, request: sync_pb2.FetchRequest, context: Any
+    ) -> AsyncIterator[sync_pb2.Piece]:
+        if len(request.wants) > MAX_WANTS or not all(map(_is_sound, request.wants)):
+            problem = f"ids have {ID_BYTES} bytes; at most {MAX_WANTS} slabs, {MAX_BASES} bases each"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        for want in request.wants:
+            bases = tuple(base.hex() for base in want.bases)
+            data = await _in(self._readers, self._store.smallest, want.id.hex(), bases)
+            if data is None:
+                await context.abort(grpc.StatusCode.NOT_FOUND, f"no slab {want.id.hex()}")
+            for at in range(0, len(data), CHUNK_BYTES):
+                yield sync_pb2.Piece(id=want.id, object_bytes=len(data), offset=at, data=data[at : at + CHUNK_BYTES])
+
+
+def _is_sound(want: sync_pb2.Want) -> bool:
+    return len(want.bases) <= MAX_BASES and all(len(one) == ID_BYTES for one in (want.id, *want.bases))
+
+
+def _announcer(config: ServiceConfig, broker: str) -> Announcer:
+    return Announcer(broker, group=config.group, spread_ms=config.spread_ms)
+
+
+async def _watch(store: Store, hints: Hints, readers: ThreadPoolExecutor) -> None:
+    """Announces each new timestamp."""
+    last: bytes | None = None
+    while True:
+        try:
+            timestamp = await _in(readers, store.read, TIMESTAMP)
+        except OSError as exc:
+            logger.error("the store cannot be read: %s", exc)
+            timestamp = None
+        if timestamp is not None and timestamp != last:
+            last = timestamp
+            hints.announce(timestamp)
+        await asyncio.sleep(WATCH_S)
+
+
+async def _renew(repository: Repository, store: Store, readers: ThreadPoolExecutor) -> None:
+    """Signs the online roles again in time. A failure is logged and tried again: old signatures are good for days."""
+
+    def renew() -> bool:
+        with store.lock(0.0):
+            return repository.renew()
+
+    while True:
+        try:
+            if await _in(readers, renew):
+                logger.info("online metadata was signed again")
+        except StoreBusy:
+            logger.info("a publisher is at work, which signs again itself")
+        except (OutriderError, OSError) as exc:
+            logger.error("online metadata cannot be signed again: %s", exc)
+        await asyncio.sleep(RENEW_S)
+
+
+async def _in(readers: ThreadPoolExecutor, read: Any, *args: Any) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(readers, read, *args)
+
+
+@contextlib.asynccontextmanager
+async def _tasks(loops: Sequence[Awaitable[None]]) -> AsyncIterator[None]:
+    """Runs endless loops beside the block and cancels them after it."""
+    tasks = [asyncio.ensure_future(loop) for loop in loops]
+    for task in tasks:
+        task.add_done_callback(_log_crash)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _log_crash(task: asyncio.Future[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("a background loop of the sync service ended", exc_info=task.exception())
