@@ -1,0 +1,197 @@
+"""`outrider publish`: from a model's source to a signed release. Composes builder (`hardware`) and store (`sync`).
+
+A bundle is built once per content of its source: the folder's name is the digest of everything the build reads. With
+`--every` the source is read again each interval; what has not changed is neither built nor published again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sync.publisher import Published, Publisher
+    from sync.release import Manifest
+    from sync.store import Store
+
+DEFAULT_INTERVAL_S = 900.0
+_LATEST = "latest"
+
+Progress = Callable[[str], None]
+
+
+def register(subcommands: Any) -> None:
+    publish = subcommands.add_parser("publish", help="build a model and release it to the fleet")
+    what = publish.add_mutually_exclusive_group(required=True)
+    what.add_argument("spec", type=Path, nargs="?", help="model.toml: built, gated and released")
+    what.add_argument("--bundle", type=Path, help="a bundle that was built already")
+    publish.add_argument("--store", type=Path, required=True, help="the store's folder")
+    publish.add_argument("--keys", type=Path, required=True, help="folder of the signing keys")
+    publish.add_argument("--bundles", type=Path, help="where bundles are kept (default: beside model.toml)")
+    publish.add_argument(
+        "--skip-gate", action="store_true", help="release what the gate refuses; nodes judge themselves"
+    )
+    publish.add_argument("--force", action="store_true", help="a new release even where nothing has changed")
+    publish.add_argument("--every", action="store_true", help="read the source again each interval, until stopped")
+    publish.add_argument("--interval-s", type=float, default=DEFAULT_INTERVAL_S, help="(default %(default)s)")
+    publish.add_argument("--json", action="store_true", help="one JSON object per release on stdout")
+    publish.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    release = _Release.of(args)
+    if not args.every:
+        release.once()
+        return 0
+    return _every(release, args.interval_s)
+
+
+def _every(release: _Release, interval_s: float) -> int:
+    """Until SIGTERM or Ctrl-C. A source that cannot be released now is tried again at the next interval."""
+    import signal
+    import threading
+
+    from common.errors import ConfigError, OutriderError
+
+    if interval_s <= 0:
+        raise ConfigError("publish", "--interval-s", f"got {interval_s}", "seconds above 0")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    while not stop.is_set():
+        started = time.monotonic()
+        try:
+            release.once()
+        except (OutriderError, OSError) as exc:
+            release.say(f"not released: {exc}")
+        stop.wait(max(0.0, interval_s - (time.monotonic() - started)))
+    return 0
+
+
+@dataclass(slots=True)
+class _Release:
+    """What one call of the command releases, once or again and again."""
+
+    args: argparse.Namespace
+    store: Store
+    publisher: Publisher
+    refused: str = ""  # digest of a source that cannot be built or is refused: not tried again until it changes
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> _Release:
+        from sync.publisher import Publisher
+        from sync.store import Store
+        from sync.trust.keys import Keys
+
+        store = Store(args.store)
+        return cls(args, store, Publisher(store, Keys(args.keys)))
+
+    def once(self) -> None:
+        from common.errors import BuildError
+
+        folder = self.args.bundle
+        if folder is None:
+            spec: Path = self.args.spec
+            digest = source_digest(spec)
+            if digest == self.refused:
+                return
+            bundles = self.args.bundles or spec.parent / "bundles"
+            try:
+                folder = bundle_of(spec, digest, bundles, skip_gate=self.args.skip_gate, say=self.say)
+            except BuildError:
+                self.refused = digest
+                raise
+        started = time.monotonic()
+        published = self.publisher.publish(folder, force=self.args.force)
+        if self.args.every and not published.is_new:
+            return
+        self._report(published, time.monotonic() - started)
+
+    def say(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def _report(self, published: Published, seconds: float) -> None:
+        name = f"{published.model}/{published.version}"
+        if not published.is_new:
+            self.say(f"{name} is released already, nothing has changed")
+        else:
+            new = f"{published.slabs_new} of {published.slabs} slabs are new"
+            size = f"{published.bytes_delta} bytes to fetch, {published.bytes_full} in full"
+            self.say(f"{name} released (epoch {published.epoch}) in {seconds:.1f} s: {new}, {size}")
+        if self.args.json:
+            facts = asdict(published) | {"seconds": round(seconds, 3), "variants": self._variants(published)}
+            print(json.dumps(facts), flush=True)
+
+    def _variants(self, published: Published) -> list[dict[str, Any]]:
+        """What a node with one variant fetches: from nothing, and where it has the release before."""
+        manifest = self.publisher.manifest(published.model, published.version)
+        assert manifest is not None
+        before = self.publisher.manifest(published.model, manifest.parent) if manifest.parent else None
+        return [
+            {"variant": variant.name, "engine": engine} | _sizes(self.store, manifest, before, files)
+            for variant in manifest.variants
+            for engine in variant.files
+            for files in [manifest.files_for(variant, engine)]
+        ]
+
+
+def _sizes(store: Store, manifest: Manifest, before: Manifest | None, files: tuple[str, ...]) -> dict[str, int]:
+    slabs = manifest.slabs(files)
+    known = before.slabs() if before else {}
+    return {
+        "slabs": len(slabs),
+        "slabs_new": sum(1 for slab in slabs if slab not in known),
+        "bytes_full": sum(store.full_bytes(slab) or 0 for slab in slabs),
+    }
+
+
+def source_digest(spec: Path) -> str:
+    """BLAKE3 (hex) over model.toml and every file that it names: equal digests give equal bundles.
+
+    Raises `ConfigError` for a wrong model.toml and `BuildError` for a file that cannot be read.
+    """
+    from blake3 import blake3
+
+    from common.errors import BuildError
+    from hardware.build.spec import load_spec
+
+    wanted = load_spec(spec)
+    named = (
+        wanted.source.onnx,
+        wanted.source.checkpoint,
+        wanted.calibration.file if wanted.calibration else None,
+        wanted.holdout.file,
+        wanted.labels,
+    )
+    digest = blake3()
+    for path in (spec, *(spec.parent / name for name in named if name is not None)):
+        try:
+            digest.update(path.name.encode() + b"\0" + blake3(path.read_bytes()).digest())
+        except OSError as exc:
+            raise BuildError(f"{spec}: {path} cannot be read: {exc.strerror}") from exc
+    return digest.hexdigest()
+
+
+def bundle_of(spec: Path, digest: str, bundles: Path, *, skip_gate: bool, say: Progress) -> Path:
+    """The bundle of this content, built where it is not there yet, starting from what its predecessor left in float."""
+    from hardware.build.build import build
+    from hardware.build.spec import load_spec
+
+    wanted = load_spec(spec)
+    home = bundles / wanted.name
+    folder = home / (digest[:32] + ("-ungated" if skip_gate else ""))
+    if not folder.exists():
+        latest = home / _LATEST
+        predecessor = home / latest.read_text(encoding="utf-8").strip() if latest.exists() else None
+        if predecessor is not None and not predecessor.exists():
+            predecessor = None
+        build(wanted, spec.parent, folder, successor_of=predecessor, skip_gate=skip_gate, progress=say)
+    if not skip_gate:
+        (home / _LATEST).write_text(folder.name + "\n", encoding="utf-8")
+    return folder
