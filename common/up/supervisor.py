@@ -1,0 +1,135 @@
+"""Runs programs as child processes: starts them in order, restarts a dead one with backoff, stops all in reverse.
+
+Knows nothing of what they are. A child has a session of its own, so that Ctrl-C reaches the supervisor alone, which
+then stops them in order; the kernel ends the children if the supervisor itself is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One child. Its output is appended to `log`; `stop_s` bounds its way from SIGTERM to its end."""
+
+    name: str
+    argv: tuple[str, ...]
+    log: Path
+    stop_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """Seconds before a restart: doubled at each death in a row, back to `first_s` after `settled_s` of life."""
+
+    first_s: float = 0.25
+    longest_s: float = 15.0
+    settled_s: float = 30.0
+
+    def after(self, deaths: int) -> float:
+        return min(self.longest_s, self.first_s * 2.0 ** min(deaths - 1, 16))
+
+
+class Supervisor:
+    """An async context; leaving it stops every child. `on_note` gets a line for each death and restart."""
+
+    def __init__(self, *, backoff: Backoff | None = None, on_note: Callable[[str], None] = lambda _line: None) -> None:
+        self._backoff = backoff or Backoff()
+        self._note = on_note
+        self._children: dict[str, asyncio.subprocess.Process] = {}
+        self._keepers: dict[str, tuple[Program, asyncio.Task[None]]] = {}  # in start order
+        self.restarts: dict[str, int] = {}
+
+    async def __aenter__(self) -> Supervisor:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for name in reversed(list(self._keepers)):
+            await self.stop(name)
+
+    async def start(self, program: Program) -> None:
+        """Starts a child and keeps it alive from now on. Raises `OSError` when it cannot be started at all."""
+        child = await self._spawn(program)
+        keeper = asyncio.create_task(self._keep(program, child), name=f"keep-{program.name}")
+        self._keepers[program.name] = (program, keeper)
+
+    async def stop(self, name: str) -> None:
+        """Ends a child for good: SIGTERM, then SIGKILL after its bound. Does nothing for one that was not started."""
+        if name not in self._keepers:
+            return
+        program, keeper = self._keepers.pop(name)
+        keeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeper
+        child = self._children[program.name]
+        if child.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            child.terminate()
+        try:
+            async with asyncio.timeout(program.stop_s):
+                await child.wait()
+        except TimeoutError:
+            self._note(f"{program.name} did not end within {program.stop_s:.0f} s of SIGTERM and is killed")
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+
+    def pid(self, name: str) -> int | None:
+        child = self._children.get(name)
+        return child.pid if child is not None and child.returncode is None else None
+
+    async def _keep(self, program: Program, child: asyncio.subprocess.Process) -> None:
+        loop = asyncio.get_running_loop()
+        deaths = 0
+        while True:
+            born = loop.time()
+            code = await child.wait()
+            deaths = 1 if loop.time() - born >= self._backoff.settled_s else deaths + 1
+            delay = self._backoff.after(deaths)
+            self._note(f"{program.name} ended with {_describe(code)}, again in {delay:.1f} s; its log: {program.log}")
+            await asyncio.sleep(delay)
+            self.restarts[program.name] = self.restarts.get(program.name, 0) + 1
+            try:
+                child = await self._spawn(program)
+            except OSError as exc:
+                self._note(f"{program.name} cannot be started: {exc}")
+
+    async def _spawn(self, program: Program) -> asyncio.subprocess.Process:
+        program.log.parent.mkdir(parents=True, exist_ok=True)
+        with program.log.open("ab") as log:
+            child = await asyncio.create_subprocess_exec(
+                *program.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+        self._children[program.name] = child
+        return child
+
+
+def _end_with_parent() -> None:
+    """In the child, before exec: SIGTERM when the supervisor's process is gone."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == 1:  # it was gone already
+        os._exit(1)
+
+
+def _describe(code: int) -> str:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return signal.Signals(-code).name
+    return f"exit code {code}"

@@ -1,0 +1,97 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from common.up.supervisor import Backoff, Program, Supervisor
+
+QUICK = Backoff(first_s=0.01, longest_s=0.02, settled_s=60.0)
+
+
+def python(name: str, code: str, folder: Path, *arguments: str, stop_s: float = 10.0) -> Program:
+    return Program(name=name, argv=(sys.executable, "-c", code, *arguments), log=folder / f"{name}.log", stop_s=stop_s)
+
+
+async def until(condition: object, timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_child_that_dies_is_started_again_with_its_output_kept(tmp_path: Path) -> None:
+    notes: list[str] = []
+    async with Supervisor(backoff=QUICK, on_note=notes.append) as supervisor:
+        await supervisor.start(python("short", "print('born', flush=True); raise SystemExit(3)", tmp_path))
+        await until(lambda: supervisor.restarts.get("short", 0) >= 3)
+    assert (tmp_path / "short.log").read_text().count("born") >= 3
+    assert "exit code 3" in notes[0]
+
+
+async def test_children_stop_in_reverse_order_and_none_is_left(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time\n"
+        "def stop(*_):\n    open(sys.argv[1], 'a').write(sys.argv[2] + '\\n'); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop); print('up', flush=True)\nwhile True: time.sleep(1)"
+    )
+    order = tmp_path / "order"
+    pids = []
+    async with Supervisor(backoff=QUICK) as supervisor:
+        for name in ("first", "second", "third"):
+            await supervisor.start(python(name, code, tmp_path, str(order), name))
+            log = tmp_path / f"{name}.log"
+            await until(lambda log=log: "up" in log.read_text())
+            pids.append(supervisor.pid(name))
+    assert order.read_text().split() == ["third", "second", "first"]
+    assert not any(is_alive(pid) for pid in pids if pid)
+
+
+async def test_a_child_that_ignores_sigterm_is_killed_after_its_bound(tmp_path: Path) -> None:
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    notes: list[str] = []
+    async with Supervisor(on_note=notes.append) as supervisor:
+        await supervisor.start(python("stubborn", code, tmp_path, stop_s=0.3))
+        await until(lambda: "up" in (tmp_path / "stubborn.log").read_text())
+        pid = supervisor.pid("stubborn")
+        start = time.monotonic()
+    assert pid is not None
+    assert not is_alive(pid)
+    assert 0.25 < time.monotonic() - start < 5
+    assert "is killed" in notes[0]
+
+
+async def test_a_killed_supervisor_takes_its_children_along(tmp_path: Path) -> None:
+    code = f"""
+import asyncio, sys
+from pathlib import Path
+from common.up.supervisor import Program, Supervisor
+async def main():
+    async with Supervisor() as supervisor:
+        sleeper = (sys.executable, "-c", "import time; time.sleep(60)")
+        await supervisor.start(Program(name="c", argv=sleeper, log=Path({str(tmp_path)!r}) / "c.log"))
+        print(supervisor.pid("c"), flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert is_alive(pid)
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait()
+    await until(lambda: not is_alive(pid), 5.0)
+
+
+def test_backoff_doubles_up_to_its_limit() -> None:
+    backoff = Backoff(first_s=0.25, longest_s=15.0)
+    assert [backoff.after(deaths) for deaths in (1, 2, 3, 6, 7, 50)] == [0.25, 0.5, 1.0, 8.0, 15.0, 15.0]
