@@ -32,6 +32,7 @@ def register(subcommands: Any) -> None:
         "--once", action="store_true", help="take the tour in a temporary state folder, then stop: exit 0 or 1"
     )
     up.add_argument("--only", metavar="STEPS", help="of the tour: these steps alone, for example ab")
+    up.add_argument("--keep-going", action="store_true", help="of the tour: go on after a step that failed")
     up.add_argument(
         "--without", action="append", default=[], choices=CAUSES, help="take a cause away: the tour must fail"
     )
@@ -118,6 +119,7 @@ async def _once(args: argparse.Namespace) -> int:
                 only=args.only,
                 without=frozenset(args.without),
                 patience_s=args.patience_s,
+                keeps_going=args.keep_going,
                 say=_sayer(),
             )
         )

@@ -1,6 +1,7 @@
 """The tour: one walk through the whole system, each claim read from the system itself.
 
-`outrider up --once`. A step prints one line with what it saw; the first claim that does not hold ends the tour.
+`outrider up --once`. A step prints one line with what it saw; the first claim that does not hold ends its
+step and, unless it is to keep going, the tour.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ async def take(
     only: str | None,
     without: frozenset[str],
     patience_s: float,
+    keeps_going: bool,
     say: Say,
 ) -> bool:
     """Starts the system in `state` and walks through it. True when every claim held."""
@@ -136,15 +138,18 @@ async def take(
             flush=True,
         )
         tour = Tour(system, client, without, patience_s)
+        failed = 0
         for name, step in chosen.items():
             began = time.monotonic()
             try:
                 line = await step(tour)
+                print(f"ok    ({name}) {line}; {time.monotonic() - began:.1f} s", flush=True)
             except OutriderError as exc:
+                failed += 1
                 print(f"FAIL  ({name}) {exc}", flush=True)
-                return False
-            print(f"ok    ({name}) {line}; {time.monotonic() - began:.1f} s", flush=True)
-    return True
+                if not keeps_going:
+                    break
+    return failed == 0
 
 
 def claim(holds: bool, otherwise: str) -> None:
