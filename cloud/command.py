@@ -1,10 +1,11 @@
-"""`outrider cloud gateway|worker --config FILE`: a process on uvloop, until SIGTERM."""
+"""`outrider cloud gateway|worker --config FILE`: each in a process of its own, on uvloop, until SIGTERM."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
+
+from common.transport.arguments import add_run_arguments
 
 
 def register(subcommands: Any) -> None:
@@ -15,41 +16,21 @@ def register(subcommands: Any) -> None:
         ("worker", _run_worker, "full-precision models behind a gateway"),
     ):
         action = actions.add_parser(name, help=text)
-        action.add_argument("--config", type=Path, required=True, help=f"the {name}'s TOML file")
-        action.add_argument("--log", choices=("text", "json"), default="text")
-        action.add_argument("--endpoint-file", type=Path, help="write name, pid and addresses here when serving (JSON)")
+        add_run_arguments(action, name)
         action.set_defaults(run=run)
 
 
 def _run_gateway(args: argparse.Namespace) -> int:
     from cloud.config import GatewayConfig
     from cloud.gateway import Gateway
+    from common.transport.process import run
 
-    return _run(Gateway, GatewayConfig, args)
+    return run(Gateway, GatewayConfig, args)
 
 
 def _run_worker(args: argparse.Namespace) -> int:
     from cloud.config import WorkerConfig
     from cloud.worker import Worker
+    from common.transport.process import run
 
-    return _run(Worker, WorkerConfig, args)
-
-
-def _run(process: Any, kind: Any, args: argparse.Namespace) -> int:
-    import uvloop
-
-    from common.config import load_toml
-    from common.telemetry.logs import set_up
-
-    set_up(args.log)
-    config = load_toml(args.config, kind)
-    uvloop.run(_serve(process(config), args.endpoint_file))
-    return 0
-
-
-async def _serve(process: Any, endpoint_file: Path | None) -> None:
-    from common.serving.lifetime import until_signal, write_endpoint
-
-    async with process:
-        write_endpoint(endpoint_file, process.endpoint())
-        await until_signal()
+    return run(Worker, WorkerConfig, args)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from common.transport.servers import ServerOptions
@@ -31,16 +30,14 @@ class GatewayConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """`factories` names the code of torch models (``model = "module:callable"``): a release never does."""
+    """`engine.factories` names the code of torch models (``model = "module:callable"``): a release never does."""
 
     name: str = "worker"
     state_dir: str = ""  # journal and installed models; needed for the parameter path
     server: ServerOptions = field(default_factory=ServerOptions)
-    variants: tuple[str, ...] = ("full",)
-    engines: tuple[str, ...] = ("torch", "onnxruntime")  # in order of preference
-    threads: int = 0  # per engine; 0: half of the cores, at least one
-    factories: Mapping[str, str] = field(default_factory=dict)
-    max_batch: Mapping[str, int] = field(default_factory=dict)  # model -> a limit below the model's own
+    engine: EngineOptions = field(
+        default_factory=lambda: EngineOptions(variants=("full",), engines=("torch", "onnxruntime"))
+    )
     models: tuple[StaticModel, ...] = ()
     sync: SyncOptions | None = None
     max_queue_rows: int = 1024
@@ -52,16 +49,6 @@ class WorkerConfig:
         if self.sync is not None and not self.state_dir:
             raise ValueError("state_dir is needed for the parameter path")
         _check_drain(self.drain_s)
-        self.engine_options()
-
-    def engine_options(self) -> EngineOptions:
-        return EngineOptions(
-            variants=self.variants,
-            engines=self.engines,
-            threads=self.threads,
-            factories=self.factories,
-            max_batch=self.max_batch,
-        )
 
 
 def _check_drain(drain_s: float) -> None:

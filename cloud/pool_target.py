@@ -8,8 +8,7 @@ from cloud.config import CLOUD
 from cloud.members import Members
 from common.errors import InvalidInput, Unavailable
 from common.request import Privacy, Request, Response
-from common.serving.catalog import ModelMetadata, ModelStatus
-from common.serving.repository import versions_of
+from common.serving.catalog import ModelMetadata, ModelStatus, versions_of
 from common.serving.target import Estimate, Readiness
 from common.transport.headers import PRIVACY
 

@@ -7,6 +7,7 @@ of Pillow.
 from __future__ import annotations
 
 import io
+import struct
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,24 +54,37 @@ def decode(data: bytes, pipeline: ImagePipeline, where: str = "image") -> Image.
                 )
             if image.format == "JPEG":  # lets libjpeg skip most of the work for large photos
                 image.draft(pipeline.channels, (pipeline.resize, pipeline.resize))
-            return ImageOps.exif_transpose(image).convert(pipeline.channels)
+            image.load()
+            return _upright(image).convert(pipeline.channels)
     except InvalidInput:
         raise
     except UnidentifiedImageError as exc:
         raise InvalidInput(where, "not a picture that can be decoded", "a JPEG or PNG file") from exc
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as exc:
+    except (OSError, ValueError, TypeError, SyntaxError, struct.error, Image.DecompressionBombError) as exc:
         raise InvalidInput(where, f"broken picture: {exc}", "a whole JPEG or PNG file") from exc
+    except MemoryError as exc:
+        raise InvalidInput(where, "needs more memory than there is", "a smaller picture") from exc
 
 
 def to_pixels(image: Image.Image, pipeline: ImagePipeline) -> Array:
-    """uint8 [crop, crop, channels]: shorter side to `resize`, then the centre."""
+    """uint8 [crop, crop, channels]: the centre of what the picture is with its shorter side at `resize`.
+
+    Only the centre is resampled, so that a picture's shape does not decide how much memory it takes.
+    """
     width, height = image.size
-    scale = pipeline.resize / min(width, height)
-    size = (max(pipeline.crop, round(width * scale)), max(pipeline.crop, round(height * scale)))
-    image = image.resize(size, _FILTERS[pipeline.interpolation])
-    left, top = (size[0] - pipeline.crop) // 2, (size[1] - pipeline.crop) // 2
-    pixels = np.asarray(image.crop((left, top, left + pipeline.crop, top + pipeline.crop)), dtype=np.uint8)
-    return pixels.reshape(pipeline.crop, pipeline.crop, -1)
+    side = min(width, height) * pipeline.crop / pipeline.resize
+    left, top = (width - side) / 2, (height - side) / 2
+    filter_ = _FILTERS[pipeline.interpolation]
+    centre = image.resize((pipeline.crop, pipeline.crop), filter_, box=(left, top, left + side, top + side))
+    return np.asarray(centre, dtype=np.uint8).reshape(pipeline.crop, pipeline.crop, -1)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as the camera says; a damaged EXIF block says nothing."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except (OSError, ValueError, TypeError, SyntaxError, KeyError, struct.error):
+        return image
 
 
 def normalize(pixels: Array, pipeline: ImagePipeline) -> Array:

@@ -13,6 +13,8 @@ from enum import IntEnum, StrEnum
 
 from common.tensors import Tensors
 
+IMAGE = "image"  # the name under which any image model takes encoded pictures, whatever its own input is called
+
 Parameter = bool | int | float | str
 
 

@@ -62,6 +62,24 @@ class TensorSpec:
         )
 
 
+def as_tensor(value: object, where: str) -> Array:
+    """What a caller in this process passed, as the wire would have delivered it: little-endian, BYTES as objects.
+
+    Raises `InvalidInput` for what is no array of one of the protocol's datatypes.
+    """
+    array = np.asarray(value)
+    if array.dtype.kind in "SU":
+        array = array.astype(object)
+    if array.dtype.kind == "O":
+        if not all(isinstance(element, bytes | str) for element in array.ravel()):
+            raise InvalidInput(where, "an array of objects other than bytes and str", ", ".join(DATATYPES))
+        return array
+    little = array.dtype.newbyteorder("<")
+    if little not in _NAMES:
+        raise InvalidInput(where, f"an array of {array.dtype}", ", ".join(DATATYPES))
+    return array.astype(little, copy=False)
+
+
 def dtype_of(datatype: str, where: str) -> np.dtype[Any]:
     """The numpy dtype of a protocol datatype; raises `InvalidInput` for an unknown one."""
     try:
@@ -94,10 +112,10 @@ def pack(array: Array) -> bytes:
     if array.dtype.kind in "OSU":
         parts: list[bytes] = []
         for element in array.ravel():
-            data = element.encode() if isinstance(element, str) else bytes(element)
+            data = element.encode() if isinstance(element, str) else element
             parts += (struct.pack("<I", len(data)), data)
         return b"".join(parts)
-    return np.ascontiguousarray(array).tobytes()
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
 
 
 def unpack(data: bytes | memoryview, datatype: str, shape: tuple[int, ...], where: str) -> Array:

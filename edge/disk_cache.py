@@ -11,6 +11,8 @@ import hashlib
 import logging
 import sqlite3
 import struct
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ from common.bundle import CacheRules
 from common.config import from_json, to_json
 from common.errors import OutriderError
 from common.request import Privacy, Request, Response, Stamp
-from common.serving.answer_cache import cache_key
+from common.serving.answer_cache import Lookup, cache_key, request_digest
 from common.serving.repository import Repository
 from common.telemetry.events import CacheFault, CacheLookup, Hook, ignore
 from common.tensors import TensorSpec, datatype_of, pack, unpack
@@ -31,7 +33,9 @@ from common.tensors import TensorSpec, datatype_of, pack, unpack
 _log = logging.getLogger(__name__)
 _MAGIC = b"OAC1"
 _INLINE = 1 << 40  # diskcache moves larger values to files: none is
-_MAX_PENDING = 64  # writes that wait for the disk; more are dropped, a cache may forget
+_MAX_PENDING = 64  # reads, and writes, that wait for the disk; more are not tried, a cache may forget
+_FAULTS = (OSError, sqlite3.Error, diskcache.Timeout)
+PATIENCE_S = 0.25
 MAX_ANSWER_BYTES = 4 << 20
 
 
@@ -46,7 +50,7 @@ class DiskCache:
         self._folder, self._repository, self._by = folder, repository, by
         self._quota_bytes, self._on_event = quota_bytes, on_event
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="disk-cache")
-        self._pending = 0
+        self._reading = self._writing = 0
         self._rows: diskcache.Cache | None = None
 
     async def __aenter__(self) -> DiskCache:
@@ -57,29 +61,42 @@ class DiskCache:
         await self._on_thread(self._close)
         self._thread.shutdown(wait=False)
 
-    async def lookup(self, request: Request) -> Response | None:
-        rules = self._rules(request.model)
+    async def lookup(self, request: Request) -> Lookup:
+        """A disk that does not answer within `PATIENCE_S` (or half of what the caller has left) is a miss."""
+        rules = self._rules(request)
         version = request.context.pin or self._current_version(request.model)
-        if version is None or not _may_keep(request, rules):
-            return None
-        key = cache_key(request, version, is_public=rules.is_public)
-        response: Response | None = await self._on_thread(self._read, key)
-        self._on_event(CacheLookup(model=request.model, is_hit=response is not None))
-        return response
+        if rules is None or version is None or self._reading >= _MAX_PENDING:
+            return Lookup()
+        patience_s = min(PATIENCE_S, (request.context.deadline - time.monotonic()) / 2)
+        self._reading += 1
+        reading = asyncio.get_running_loop().run_in_executor(self._thread, self._find, request, version, rules)
+        reading.add_done_callback(self._read_done)
+        try:
+            async with asyncio.timeout(patience_s):
+                found = await asyncio.shield(reading)
+        except TimeoutError:
+            self._on_event(CacheFault(problem=f"no answer from the disk within {patience_s:.3f} s"))
+            found = Lookup()
+        self._on_event(CacheLookup(model=request.model, is_hit=found.response is not None))
+        return found
 
-    def store(self, request: Request, response: Response) -> None:
-        rules = self._rules(request.model)
-        stamp = response.stamp
-        if stamp.model != request.model or not _may_keep(request, rules) or self._pending >= _MAX_PENDING:
+    def store(self, request: Request, response: Response, digest: bytes | None) -> None:
+        rules = self._rules(request)
+        if rules is None or response.stamp.model != request.model or self._writing >= _MAX_PENDING:
             return
-        key = cache_key(request, stamp.version, is_public=rules.is_public)
-        self._pending += 1
+        self._writing += 1
         loop = asyncio.get_running_loop()
-        done = loop.run_in_executor(self._thread, self._write, key, response, rules.ttl_s)
-        done.add_done_callback(self._written)
+        loop.run_in_executor(self._thread, self._write, request, response, digest, rules).add_done_callback(self._wrote)
 
-    def _written(self, done: asyncio.Future[None]) -> None:
-        self._pending -= 1
+    def _read_done(self, done: asyncio.Future[Lookup]) -> None:
+        self._reading -= 1
+        self._report_failure(done)
+
+    def _wrote(self, done: asyncio.Future[None]) -> None:
+        self._writing -= 1
+        self._report_failure(done)
+
+    def _report_failure(self, done: asyncio.Future[Any]) -> None:
         if not done.cancelled() and (problem := done.exception()) is not None:
             self._on_event(CacheFault(problem=str(problem)))
 
@@ -87,12 +104,16 @@ class DiskCache:
         loaded = self._repository.current(model)
         return loaded.version if loaded else None
 
-    def _rules(self, model: str) -> CacheRules:
-        loaded = self._repository.current(model)
-        return loaded.config.cache if loaded else CacheRules()
+    def _rules(self, request: Request) -> CacheRules | None:
+        """The model owner's rules; None where this answer may not be kept, or where nobody has said."""
+        config = self._repository.config(request.model)
+        if config is None or config.cache.ttl_s <= 0:
+            return None
+        is_private = request.context.privacy is Privacy.DEVICE_ONLY
+        return None if is_private and not config.cache.keep_device_only else config.cache
 
-    async def _on_thread(self, call: Any, *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
+    async def _on_thread(self, call: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     # --- on the cache's thread ---
 
@@ -109,13 +130,19 @@ class DiskCache:
                 size_limit=self._quota_bytes,
                 sqlite_synchronous=0,
                 statistics=0,
+                timeout=PATIENCE_S,
             )
-        except (OSError, sqlite3.Error, diskcache.Timeout) as exc:
+        except _FAULTS as exc:
             self._fault("cannot be opened, serving without it", exc)
 
     def _close(self) -> None:
         if self._rows is not None:
             self._rows.close()
+
+    def _find(self, request: Request, version: str, rules: CacheRules) -> Lookup:
+        digest = request_digest(request)
+        key = cache_key(request, version, digest, is_public=rules.is_public)
+        return Lookup(self._read(key), digest)
 
     def _read(self, key: str) -> Response | None:
         if self._rows is None:
@@ -123,29 +150,31 @@ class DiskCache:
         try:
             data = self._rows.get(key)
             return None if data is None else _decode(data, key, self.name, self._by)
-        except (OSError, sqlite3.Error, diskcache.Timeout) as exc:
+        except _FAULTS as exc:
             self._fault("cannot be read", exc)
         except (_BadRow, OutriderError) as exc:
             self._fault("holds a damaged row, removed", exc)
             self._remove(key)
         return None
 
-    def _write(self, key: str, response: Response, ttl_s: float) -> None:
+    def _write(self, request: Request, response: Response, digest: bytes | None, rules: CacheRules) -> None:
         if self._rows is None:
             return
+        version = response.stamp.version
+        key = cache_key(request, version, digest or request_digest(request), is_public=rules.is_public)
         data = _encode(response, key)
         if len(data) > MAX_ANSWER_BYTES:
             return
         try:
-            self._rows.set(key, data, expire=ttl_s)
-        except (OSError, sqlite3.Error, diskcache.Timeout) as exc:
+            self._rows.set(key, data, expire=rules.ttl_s)
+        except _FAULTS as exc:
             self._fault("cannot be written", exc)
 
     def _remove(self, key: str) -> None:
         try:
             if self._rows is not None:
                 self._rows.delete(key)
-        except (OSError, sqlite3.Error, diskcache.Timeout) as exc:
+        except _FAULTS as exc:
             self._fault("cannot remove a row", exc)
 
     def _fault(self, what: str, exc: Exception) -> None:
@@ -194,12 +223,6 @@ class _Header:
     version: str
     tensors: tuple[TensorSpec, ...]
     sizes: tuple[int, ...]
-
-
-def _may_keep(request: Request, rules: CacheRules) -> bool:
-    if request.context.privacy is Privacy.DEVICE_ONLY and not rules.keep_device_only:
-        return False
-    return rules.ttl_s > 0
 
 
 def _encode(response: Response, key: str) -> bytes:

@@ -6,25 +6,21 @@ and in process through `node.infer`.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 from common.request import Context, Parameter, Priority, Privacy, Request, Response
 from common.serving.dataplane import DataPlane
-from common.serving.lifetime import drain
 from common.serving.router import Router
 from common.serving.target import Target
-from common.telemetry.events import Hook, fan_out, ignore
-from common.telemetry.logs import EventLog
-from common.telemetry.metrics import Metrics
-from common.tensors import Tensors
+from common.telemetry.events import Hook, ignore
+from common.tensors import Tensors, as_tensor
 from common.transport.grpc_client import OipClient
-from common.transport.servers import Servers, serve
+from common.transport.process import ServingProcess
+from common.transport.servers import serve
 from edge.catalog import NodeCatalog
 from edge.cloud_target import CloudTarget
 from edge.config import NodeConfig
@@ -35,35 +31,17 @@ from sync.agent.agent import Agent
 from sync.agent.running import running_agent
 from sync.telemetry import log_sync, measure_sync
 
-_log = logging.getLogger(__name__)
 
-
-class Node:
-    """An async context. `on_event` gets every event of the node beside metrics and logs."""
+class Node(ServingProcess):
+    kind = "edge"
+    local: LocalServing
+    agent: Agent | None = None
 
     def __init__(self, config: NodeConfig, *, on_event: Hook = ignore) -> None:
+        super().__init__(config.name, drain_s=config.drain_s, on_event=on_event)
         self.config = config
-        self.metrics = Metrics()
-        events = EventLog()
         measure_sync(self.metrics)
-        log_sync(events)
-        self._on_event = fan_out(self.metrics, events, on_event)
-        self._stack = AsyncExitStack()
-        self.agent: Agent | None = None
-        self.dataplane: DataPlane
-        self.local: LocalServing
-        self.servers: Servers
-
-    async def __aenter__(self) -> Node:
-        async with AsyncExitStack() as stack:
-            await self._start(stack)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if not await drain(self.dataplane, self.config.drain_s):
-            _log.warning("%d calls were still in progress after %g s", self.dataplane.in_flight, self.config.drain_s)
-        await self._stack.aclose()
+        log_sync(self.event_log)
 
     async def infer(
         self,
@@ -84,6 +62,7 @@ class Node:
         `common.errors`.
         """
         context = Context(priority=priority, privacy=privacy, pin=pin, deadline=time.monotonic() + timeout_s)
+        inputs = {name: as_tensor(value, f"inputs[{name!r}]") for name, value in inputs.items()}
         return await self.dataplane.infer(
             Request(
                 context=context,
@@ -95,15 +74,11 @@ class Node:
             )
         )
 
-    def endpoint(self) -> dict[str, Any]:
-        """What others need to know to reach this node."""
-        return self.servers.endpoint(self.config.name, "edge")
-
     async def _start(self, stack: AsyncExitStack) -> None:
         config, enter = self.config, stack.enter_async_context
         self.local = local = await enter(
             LocalServing(
-                EDGE, config.engine, by=config.name, max_queue_rows=config.max_queue_rows, on_event=self._on_event
+                EDGE, config.engine, by=config.name, max_queue_rows=config.max_queue_rows, on_event=self.on_event
             )
         )
         targets: list[Target] = [local.target]
@@ -116,14 +91,14 @@ class Node:
         if config.cache.enabled:
             quota = config.cache.quota_bytes
             cache = await enter(
-                DiskCache(state / "cache", local.repository, by=config.name, quota_bytes=quota, on_event=self._on_event)
+                DiskCache(state / "cache", local.repository, by=config.name, quota_bytes=quota, on_event=self.on_event)
             )
         self.dataplane = DataPlane(
             name=config.name,
-            router=Router(targets, EdgeFirst(), on_event=self._on_event),
+            router=Router(targets, EdgeFirst(), on_event=self.on_event),
             catalog=NodeCatalog(local.repository, client),
             cache=cache,
-            on_event=self._on_event,
+            on_event=self.on_event,
         )
         for model in config.models:
             await local.serve_bundle(Path(model.bundle), model.version)
@@ -134,7 +109,7 @@ class Node:
                     state / "sync",
                     local.installer,
                     engines=config.engine.engines,
-                    on_event=self._on_event,
+                    on_event=self.on_event,
                 )
             )
         self.servers = await enter(serve(self.dataplane, config.server, metrics=self.metrics.render))

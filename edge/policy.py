@@ -20,14 +20,15 @@ _EDGE_CANNOT = (Reason.NO_ENGINE, Reason.BUILDING, Reason.OUTSIDE_PROFILE)
 class EdgeFirst:
     def rank(self, request: Request, targets: Mapping[str, Target], now: float) -> Plan:
         edge, cloud = targets[EDGE], targets.get(CLOUD)
+        home = Step(edge, stays=True)
         if cloud is None or request.context.privacy is Privacy.DEVICE_ONLY:
-            return Plan((Step(edge),))
+            return Plan((home,))
         reason = reason_to_leave(request, edge, now)
         if reason is None:
-            return Plan((Step(edge), Step(cloud)))
+            return Plan((home, Step(cloud)))
         if reason in _EDGE_CANNOT:
             return Plan((Step(cloud, reason),))
-        return Plan((Step(cloud, reason), Step(edge)))
+        return Plan((Step(cloud, reason), home))
 
 
 def reason_to_leave(request: Request, edge: Target, now: float) -> Reason | None:
@@ -42,6 +43,8 @@ def reason_to_leave(request: Request, edge: Target, now: float) -> Reason | None
         return Reason.OUTSIDE_PROFILE
     if estimate.is_full:
         return Reason.OVERLOAD
-    if now + estimate.seconds > min(request.context.deadline, now + SLA_S[request.context.priority]):
+    if now + estimate.seconds > request.context.deadline:
         return Reason.DEADLINE
+    if estimate.seconds > SLA_S[request.context.priority] and not estimate.is_stale:
+        return Reason.DEADLINE  # a stale estimate is given a try: only an answer can correct it
     return None

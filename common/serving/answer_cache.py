@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from dataclasses import dataclass
 from typing import Protocol
 
 from common.request import Request, Response
 from common.tensors import datatype_of, pack
 
 
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What a look into the cache gave: perhaps an answer, and the request's digest, which is dear for large inputs."""
+
+    response: Response | None = None
+    digest: bytes | None = None
+
+
 class AnswerCache(Protocol):
-    async def lookup(self, request: Request) -> Response | None:
-        """The stored answer of the version that would answer now, or None. Never raises."""
+    async def lookup(self, request: Request) -> Lookup:
+        """The stored answer of the version that would answer now. Never raises, and never waits long."""
         ...
 
-    def store(self, request: Request, response: Response) -> None:
+    def store(self, request: Request, response: Response, digest: bytes | None) -> None:
         """Remembers an answer under the version that gave it. Never raises, never blocks."""
         ...
 
@@ -23,33 +32,40 @@ class AnswerCache(Protocol):
 class NoCache:
     """Caching switched off."""
 
-    async def lookup(self, request: Request) -> Response | None:
+    async def lookup(self, request: Request) -> Lookup:
+        return Lookup()
+
+    def store(self, request: Request, response: Response, digest: bytes | None) -> None:
         return None
 
-    def store(self, request: Request, response: Response) -> None:
-        return None
 
-
-def cache_key(request: Request, version: str, *, is_public: bool) -> str:
-    """SHA-256 (hex) over the canonical request: tenant, model, version, inputs, requested outputs, parameters.
+def request_digest(request: Request) -> bytes:
+    """SHA-256 over what is asked: inputs (names, dtypes, shapes, bytes), requested outputs, classes, parameters.
 
     Every part is length-prefixed, so that no two requests run into the same bytes; order of inputs does not matter.
     """
-    digest = hashlib.sha256(b"outrider answer key 1")
-
-    def add(*parts: bytes | str) -> None:
-        for part in parts:
-            data = part.encode() if isinstance(part, str) else part
-            digest.update(struct.pack("<Q", len(data)))
-            digest.update(data)
-
-    add("" if is_public else f"tenant:{request.context.tenant}", request.model, version)
+    parts: list[bytes | str] = []
     for name in sorted(request.inputs):
         array = request.inputs[name]
-        add("input", name, datatype_of(array), repr(array.shape), pack(array))
+        parts += ("input", name, datatype_of(array), repr(array.shape), pack(array))
     for name in sorted(request.outputs):
-        add("output", name)
-    add("classes", str(request.classes))
+        parts += ("output", name)
+    parts += ("classes", str(request.classes))
     for name in sorted(request.parameters):
-        add("parameter", name, repr(request.parameters[name]))
-    return digest.hexdigest()
+        parts += ("parameter", name, repr(request.parameters[name]))
+    return _digest("outrider request 1", *parts)
+
+
+def cache_key(request: Request, version: str, digest: bytes, *, is_public: bool) -> str:
+    """SHA-256 (hex) over who asks, whom, and `request_digest`. A public answer is the same whoever asks."""
+    tenant = "" if is_public else f"tenant:{request.context.tenant}"
+    return _digest("outrider answer 1", tenant, request.model, version, digest).hex()
+
+
+def _digest(*parts: bytes | str) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(struct.pack("<Q", len(data)))
+        digest.update(data)
+    return digest.digest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -32,6 +33,11 @@ class ModelMetadata:
     platform: str  # engine and variant, for example onnxruntime_cpu-int8
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+
+
+def versions_of(statuses: Iterable[ModelStatus], model: str) -> tuple[str, ...]:
+    """The ready versions of one model in an index."""
+    return tuple(s.version for s in statuses if s.name == model and s.state is ModelState.READY)
 
 
 class Catalog(Protocol):

@@ -6,7 +6,6 @@ Owns the order of things for one call: cache, router, cache again, event. Leaves
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 from common.clock import Clock, SystemClock
@@ -49,10 +48,10 @@ class DataPlane:
         try:
             if not request.inputs:
                 raise InvalidInput("inputs", "the request has none", "at least one input tensor")
-            cached = await self._cache.lookup(request)
-            response = cached or await self._router.infer(request)
-            if cached is None:
-                self._cache.store(request, response)
+            found = await self._cache.lookup(request)
+            response = found.response or await self._router.infer(request)
+            if found.response is None:
+                self._cache.store(request, response, found.digest)
         except BaseException as exc:
             none = Stamp(target="", model=request.model, version="")
             self._report(request.context, none, start, type(exc).__name__)
@@ -87,8 +86,3 @@ class DataPlane:
                 error=error,
             )
         )
-
-
-def stamped(response: Response, **changes: object) -> Response:
-    """The same answer with parts of its stamp replaced (what one hop knows and the other does not)."""
-    return dataclasses.replace(response, stamp=dataclasses.replace(response.stamp, **changes))  # type: ignore[arg-type]

@@ -1,26 +1,32 @@
 """One device: one engine thread, one scheduler. The loop reads: pick a batch, run it, hand out the answers.
 
 Everything but `Engine.run` happens on the event loop; the thread has its own queue and wakes the loop once per batch.
-A cancelled caller leaves its batch quietly: its neighbours still get their answers.
+Every caller hears something by its deadline, whatever the engine does. A cancelled caller leaves its batch quietly: its
+neighbours still get their answers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
-from common.errors import DeadlineExceeded, EngineError, Overloaded
-from common.request import Context
+from common.errors import DeadlineExceeded, EngineError, Overloaded, Unavailable
+from common.request import Context, Priority
 from common.serving.engine import Batch, Engine, Outputs
 from common.serving.scheduler import ClassScheduler, Item, Scheduler
-from common.serving.slot import Lease
+from common.serving.slot import Lease, LoadedEngine
 from common.telemetry.events import BatchDone, Hook, ignore
 from common.tensors import Tensors
+
+_log = logging.getLogger(__name__)
+_CLOSE_S = 5.0  # for the batch that runs when the device is closed
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -30,6 +36,7 @@ class _Waiting(Item):
     inputs: Tensors
     lease: Lease
     answer: asyncio.Future[Outputs]
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +46,18 @@ class _Done:
     seconds: float
 
 
+@dataclass(slots=True)
+class _Running:
+    """What the engine works on. Items whose deadline passes meanwhile are answered without it."""
+
+    items: list[_Waiting] = field(default_factory=list)
+
+    def wake_at(self) -> float:
+        return min((item.deadline for item in self.items if not item.answer.done()), default=float("inf"))
+
+
 class Device:
-    """Runs batches on one thread. An async context: leaving it refuses new work, and ends the thread."""
+    """Runs batches on one thread. An async context: leaving it fails what is queued, and ends the thread."""
 
     def __init__(
         self,
@@ -56,7 +73,10 @@ class Device:
         self._ids = itertools.count(1)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"device-{name}", daemon=True)
-        self._is_busy = False
+        self._queued: dict[int, _Waiting] = {}
+        self._preparing = dict.fromkeys(Priority, 0)  # rows that are on their way into the queue
+        self._running = _Running()
+        self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Device:
@@ -65,66 +85,105 @@ class Device:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._jobs.put(None)
+        self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        await asyncio.to_thread(self._thread.join, 30.0)
+        for item in list(self._queued.values()):
+            self.scheduler.cancel(item)
+            self._settle(item, Unavailable(f"device {self.name!r} is closing"))
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join, _CLOSE_S)
+        await asyncio.sleep(0)  # the last batch hands out its answers
+        if self._running.items:
+            _log.error("device %r is still busy after %g s; it ends with the process", self.name, _CLOSE_S)
+            for item in self._running.items:
+                _answer(item, EngineError(item.model, "still running when the device was closed"))
 
     @property
     def now(self) -> float:
         return time.monotonic()
 
+    def rows_ahead(self, priority: Priority) -> int:
+        """Rows that go before a new request of this class, those still being prepared included."""
+        preparing = sum(rows for other, rows in self._preparing.items() if other <= priority)
+        return self.scheduler.rows_ahead(priority) + preparing
+
+    @contextlib.contextmanager
+    def preparing(self, model: str, rows: int, context: Context) -> Iterator[None]:
+        """Room in the queue for rows whose inputs are still being made. Raises as `run` does for a full queue."""
+        self._admit(model, rows, context)
+        self._preparing[context.priority] += rows
+        try:
+            yield
+        finally:
+            self._preparing[context.priority] -= rows
+
     async def run(self, lease: Lease, inputs: Tensors, rows: int, context: Context) -> Outputs:
         """Queues one request and waits for its answer; releases the lease in every case.
 
-        Raises `Overloaded` (queue full), `DeadlineExceeded` (at the deadline, or at once where it cannot be met) and
-        `EngineError`.
+        Raises `Overloaded` (queue full), `DeadlineExceeded` (at the deadline, or at once where it cannot be met),
+        `EngineError`, or `Unavailable` when the device is closed.
         """
         loaded = lease.loaded
         try:
-            if self.scheduler.queued_rows + rows > self.max_queue_rows:
-                raise Overloaded(
-                    f"device {self.name!r}",
-                    queued=self.scheduler.queued_rows,
-                    limit=self.max_queue_rows,
-                    retry_after_s=self.scheduler.wait_s(context.priority, self.now),
-                )
-            item = _Waiting(
-                id=next(self._ids),
-                key=(id(loaded), *((name, a.dtype, a.shape[1:]) for name, a in sorted(inputs.items()))),
-                rows=rows,
-                priority=context.priority,
-                deadline=context.deadline,
-                latency=loaded.latency,
-                max_rows=loaded.config.max_batch,
-                inputs=inputs,
-                lease=lease,
-                answer=self._loop.create_future(),
-            )
+            item = self._item(lease, loaded, inputs, rows, context)
+            self._admit(item.model, rows, context)
             if not self.scheduler.push(item, self.now):
-                raise DeadlineExceeded(loaded.config.name, "or would have before the device could answer")
+                raise DeadlineExceeded(item.model, "or would have before the device could answer")
         except BaseException:
             lease.release()
             raise
+        self._queued[item.id] = item
         self._pump()
         try:
             return await item.answer
         finally:
             if not item.is_gone:  # cancelled while queued
                 self.scheduler.cancel(item)
-                lease.release()
+                self._settle(item, Unavailable("cancelled"))
 
     def close_engine(self, engine: Engine) -> None:
         """Closes an engine on the device's thread, behind what is running. Safe from any thread."""
         self._jobs.put(engine.close)
 
+    def _item(self, lease: Lease, loaded: LoadedEngine, inputs: Tensors, rows: int, context: Context) -> _Waiting:
+        return _Waiting(
+            id=next(self._ids),
+            key=(id(loaded), *((name, a.dtype, a.shape[1:]) for name, a in sorted(inputs.items()))),
+            rows=rows,
+            priority=context.priority,
+            deadline=context.deadline,
+            latency=loaded.latency,
+            max_rows=loaded.config.max_batch,
+            inputs=inputs,
+            lease=lease,
+            answer=self._loop.create_future(),
+            model=loaded.config.name,
+        )
+
+    def _admit(self, model: str, rows: int, context: Context) -> None:
+        """A class is refused for what its own and more urgent classes have queued, never for a flood below it."""
+        if self._is_closed:
+            raise Unavailable(f"device {self.name!r} is closed")
+        if context.deadline <= self.now:
+            raise DeadlineExceeded(model, "before it was queued")
+        ahead = self.rows_ahead(context.priority)
+        if ahead + rows > self.max_queue_rows:
+            wait_s = self.scheduler.wait_s(context.priority, self.now)
+            raise Overloaded(f"device {self.name!r}", queued=ahead, limit=self.max_queue_rows, retry_after_s=wait_s)
+
     def _pump(self) -> None:
         now = self.now
         for late in self.scheduler.expire(now):
-            self._settle(late, DeadlineExceeded(_model(late), "while it was queued"))
-        if not self._is_busy and (batch := self.scheduler.next(now)):
-            self._is_busy = True
-            items = [item for item in batch if isinstance(item, _Waiting)]
+            self._settle(late, DeadlineExceeded(_waiting(late).model, "while it was queued"))
+        for item in self._running.items:
+            if item.deadline <= now:
+                _answer(item, DeadlineExceeded(item.model, "while the engine was running"))
+        if not self._running.items and not self._is_closed and (batch := self.scheduler.next(now)):
+            items = [_waiting(item) for item in batch]
+            for item in items:
+                del self._queued[item.id]
+            self._running = _Running(items)
             self._jobs.put(lambda: self._run(items))
         self._set_timer()
 
@@ -132,73 +191,78 @@ class Device:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        wake = self.scheduler.wake_at()
-        if wake != float("inf"):
+        wake = min(self.scheduler.wake_at(), self._running.wake_at())
+        if wake != float("inf") and not self._is_closed:
             self._timer = self._loop.call_later(max(0.0, wake - self.now) + 0.0005, self._pump)
 
     def _finish(self, done: _Done) -> None:
         """Back on the loop: the next batch starts before these answers go out."""
-        self._is_busy = False
+        self._running = _Running()
         rows = sum(item.rows for item in done.items)
         self.scheduler.done([*done.items], done.seconds, self.now)
         self._pump()
         for item, result in zip(done.items, done.results, strict=True):
             self._settle(item, result)
-        model = done.items[0].lease.loaded.config.name
-        self._on_event(BatchDone(model=model, rows=rows, items=len(done.items), seconds=done.seconds))
+        self._on_event(BatchDone(model=done.items[0].model, rows=rows, items=len(done.items), seconds=done.seconds))
 
     def _settle(self, item: Item, result: Outputs | Exception) -> None:
-        assert isinstance(item, _Waiting)
-        item.lease.release()
-        if item.answer.done():  # the caller left
-            return
-        if isinstance(result, Exception):
-            item.answer.set_exception(result)
-        else:
-            item.answer.set_result(result)
+        """The end of an item: its answer, its lease, and the memory of its inputs."""
+        waiting = _waiting(item)
+        self._queued.pop(waiting.id, None)
+        waiting.inputs = {}
+        waiting.lease.release()
+        _answer(waiting, result)
 
     # --- on the device's thread ---
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job()
+            try:
+                job()
+            except BaseException:  # an engine that cannot be closed must not end the thread that runs the others
+                _log.exception("a job on device %r failed", self.name)
 
     def _run(self, items: list[_Waiting]) -> None:
         start = time.monotonic()
         results = _run_engine(items)
         done = _Done(items, results, time.monotonic() - start)
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is waiting any more
             self._loop.call_soon_threadsafe(self._finish, done)
-        except RuntimeError:  # the loop ended while the batch ran: nobody is waiting any more
-            for item in items:
-                item.lease.release()
+
+
+def _waiting(item: Item) -> _Waiting:
+    assert isinstance(item, _Waiting)
+    return item
+
+
+def _answer(item: _Waiting, result: Outputs | Exception) -> None:
+    if item.answer.done():  # the caller left, or has heard already
+        return
+    if isinstance(result, Exception):
+        item.answer.set_exception(result)
+    else:
+        item.answer.set_result(result)
 
 
 def _run_engine(items: list[_Waiting]) -> list[Outputs | Exception]:
     """One outcome per item, whatever the engine does."""
-    loaded = items[0].lease.loaded
+    model = items[0].model
     try:
         batch = Batch(tuple(item.inputs for item in items), sum(item.rows for item in items))
-        results = loaded.engine.run(batch)
-    except Exception as exc:
-        return [EngineError(loaded.config.name, f"{type(exc).__name__}: {exc}") for _ in items]
-    if len(results) != len(items):
-        return [EngineError(loaded.config.name, f"{len(results)} answers for {len(items)} requests") for _ in items]
-    return [_checked(item, result) for item, result in zip(items, results, strict=True)]
+        results = items[0].lease.loaded.engine.run(batch)
+        if len(results) != len(items):
+            raise ValueError(f"{len(results)} answers for {len(items)} requests")
+        return [_checked(item, result) for item, result in zip(items, results, strict=True)]
+    except BaseException as exc:  # whatever it is, each caller is told and the thread goes on
+        return [EngineError(model, f"{type(exc).__name__}: {exc}") for _ in items]
 
 
 def _checked(item: _Waiting, result: Outputs | Exception) -> Outputs | Exception:
-    name = item.lease.loaded.config.name
     if isinstance(result, EngineError):
         return result
     if isinstance(result, Exception):
-        return EngineError(name, f"{type(result).__name__}: {result}")
+        return EngineError(item.model, f"{type(result).__name__}: {result}")
     for output, array in result.items():
         if array.ndim == 0 or array.shape[0] != item.rows:
-            return EngineError(name, f"output {output!r} has shape {list(array.shape)} for {item.rows} rows")
+            return EngineError(item.model, f"output {output!r} has shape {list(array.shape)} for {item.rows} rows")
     return result
-
-
-def _model(item: Item) -> str:
-    assert isinstance(item, _Waiting)
-    return item.lease.loaded.config.name

@@ -6,26 +6,46 @@ from collections.abc import Callable
 
 
 class LatencyModel:
-    """`base_s` + `per_row_s` * rows. `observe` scales the line by a forgetting average of measured over predicted."""
+    """`base_s` + `per_row_s` * rows, scaled by a forgetting average of measured over predicted.
 
-    FORGET = 0.1
-    BOUNDS = (0.05, 20.0)  # a clock jump or one page fault must not make the model believe in miracles
+    One odd batch cannot move the scale far, and a scale that nothing confirms falls back towards the warm-up's line:
+    an estimate that keeps requests away must not outlive its cause, since then no request would ever correct it.
+    """
 
-    def __init__(self, base_s: float, per_row_s: float) -> None:
+    FORGET = 0.2
+    BOUNDS = (0.5, 2.0)  # of one observation, times the present estimate
+    HALF_LIFE_S = 10.0  # of what has not been observed again
+
+    def __init__(self, base_s: float, per_row_s: float, *, observed_at: float = float("-inf")) -> None:
         self.base_s, self.per_row_s = max(base_s, 0.0), max(per_row_s, 0.0)
         self._scale = 1.0
+        self._observed_at = observed_at
 
-    def seconds(self, rows: int) -> float:
-        return self._scale * self._line(rows)
+    def seconds(self, rows: int, now: float) -> float:
+        """Predicted seconds of a batch that starts at monotonic time `now`."""
+        return self._scale_at(now) * self._line(rows)
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def queued(self, rows: int, max_rows: int, now: float) -> float:
+        """What `rows` add to a queue that is served in full batches."""
+        return self.seconds(max_rows, now) * rows / max_rows
+
+    def is_stale(self, now: float) -> bool:
+        """Nothing has been observed for so long that the estimate is worth a try."""
+        return now - self._observed_at > 3 * self.HALF_LIFE_S
+
+    def observe(self, rows: int, seconds: float, now: float) -> None:
+        scale = self._scale_at(now)
         line = self._line(rows)
         if line <= 0:
             self.base_s = seconds
-            return
-        low, high = self.BOUNDS
-        ratio = min(max(seconds / line, low), high)
-        self._scale += self.FORGET * (ratio - self._scale)
+        else:
+            low, high = (bound * scale for bound in self.BOUNDS)
+            self._scale = scale + self.FORGET * (min(max(seconds / line, low), high) - scale)
+        self._observed_at = now
+
+    def _scale_at(self, now: float) -> float:
+        idle = max(0.0, now - self._observed_at)
+        return float(1.0 + (self._scale - 1.0) * 0.5 ** (idle / self.HALF_LIFE_S))
 
     def _line(self, rows: int) -> float:
         return self.base_s + self.per_row_s * rows
@@ -34,20 +54,23 @@ class LatencyModel:
 def measure(
     run: Callable[[int], object], max_batch: int, clock: Callable[[], float], *, repeats: int = 3
 ) -> LatencyModel:
-    """Fits the line through the medians of `run(1)` and `run(n)`, n = min(max_batch, 8), after one call of each."""
+    """Fits the line through the quickest of `repeats` runs of 1 row and of n = min(max_batch, 8), once warm.
+
+    The quickest, since what else the machine is doing only ever adds.
+    """
     large = min(max_batch, 8)
 
-    def median(rows: int) -> float:
+    def quickest(rows: int) -> float:
         run(rows)
         times = []
         for _ in range(repeats):
             start = clock()
             run(rows)
             times.append(clock() - start)
-        return sorted(times)[len(times) // 2]
+        return min(times)
 
-    one = median(1)
+    one = quickest(1)
     if large == 1:
-        return LatencyModel(one, 0.0)
-    per_row = max(0.0, (median(large) - one) / (large - 1))
-    return LatencyModel(max(0.0, one - per_row), per_row)
+        return LatencyModel(one, 0.0, observed_at=clock())
+    per_row = max(0.0, (quickest(large) - one) / (large - 1))
+    return LatencyModel(max(0.0, one - per_row), per_row, observed_at=clock())

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from common.bundle import ModelConfig
 from common.errors import OutriderError, OutsideProfile
 from common.request import Request, Response, Stamp
+from common.serving.decoding import Decoders
 from common.serving.device import Device
 from common.serving.prepare import answer_tensors, check, engine_inputs, has_pictures, rows_of
 from common.serving.repository import Repository
 from common.serving.target import Estimate, Readiness
-
-DECODERS = 2
+from common.tensors import Tensors
 
 
 class LocalTarget:
@@ -22,32 +21,37 @@ class LocalTarget:
     def __init__(self, name: str, repository: Repository, device: Device, *, by: str = "") -> None:
         self.name = name
         self._repository, self._device, self._by = repository, device, by
-        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+        self._decoders = Decoders()
 
     async def __aenter__(self) -> LocalTarget:
+        await self._decoders.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._decoders.shutdown(wait=False, cancel_futures=True)
+        await self._decoders.__aexit__()
 
     async def infer(self, request: Request) -> Response:
         lease = self._repository.lease(request.model, request.context.pin)
         loaded = lease.loaded
         try:
             check(request, loaded.config)
-            if has_pictures(request, loaded.config):
-                decode = partial(engine_inputs, request, loaded.config)
-                inputs = await asyncio.get_running_loop().run_in_executor(self._decoders, decode)
-            else:
-                inputs = request.inputs
+            rows = rows_of(request)
+            inputs = await self._inputs(request, loaded.config, rows)
         except BaseException:
             lease.release()
             raise
-        outputs = await self._device.run(lease, inputs, rows_of(request), request.context)
+        outputs = await self._device.run(lease, inputs, rows, request.context)
         return Response(
             outputs=answer_tensors(outputs, request, loaded),
             stamp=Stamp(target=self.name, model=request.model, version=loaded.version, by=self._by),
         )
+
+    async def _inputs(self, request: Request, config: ModelConfig, rows: int) -> Tensors:
+        """The engine's inputs. Pictures keep their place in the device's queue while they are decoded."""
+        if not has_pictures(request, config):
+            return request.inputs
+        with self._device.preparing(config.name, rows, request.context):
+            return await self._decoders.run(partial(engine_inputs, request, config), config.name, request.context)
 
     def readiness(self, model: str, version: str | None = None) -> Readiness:
         return self._repository.readiness(model, version)
@@ -57,7 +61,7 @@ class LocalTarget:
         loaded = self._repository.current(request.model)
         if loaded is None:
             return Estimate(seconds=float("inf"))
-        scheduler = self._device.scheduler
+        now, context = self._device.now, request.context
         try:
             check(request, loaded.config)
             rows, outside = rows_of(request), ""
@@ -66,8 +70,9 @@ class LocalTarget:
         except OutriderError:
             rows, outside = 1, ""
         return Estimate(
-            seconds=scheduler.wait_s(request.context.priority, self._device.now) + loaded.latency.seconds(rows),
-            queued_rows=scheduler.queued_rows + rows,
+            seconds=self._device.scheduler.wait_s(context.priority, now) + loaded.latency.seconds(rows, now),
+            is_stale=loaded.latency.is_stale(now),
+            queued_rows=self._device.rows_ahead(context.priority) + rows,
             queue_limit=self._device.max_queue_rows,
             outside_profile=outside,
         )

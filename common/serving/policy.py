@@ -12,10 +12,14 @@ from common.serving.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One target to try. `reason` says why the request is not answered at the edge; None where it is."""
+    """One target to try. `reason` says why the request leaves the edge: known at once, or what failed before it.
+
+    A step that `stays` is the edge itself: its answer has left nothing and carries no reason.
+    """
 
     target: Target
     reason: Reason | None = None
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)

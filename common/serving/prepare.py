@@ -12,11 +12,9 @@ import numpy as np
 from common.bundle import ModelConfig
 from common.errors import InvalidInput, OutsideProfile
 from common.images import prepare as prepare_image
-from common.request import Request
+from common.request import IMAGE, Request
 from common.serving.slot import LoadedEngine
 from common.tensors import BYTES, Array, Tensors, TensorSpec, datatype_of
-
-IMAGE = "image"  # the name under which any image model takes encoded pictures, whatever its input is called
 
 
 def rows_of(request: Request) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,7 +42,9 @@ class _Entry:
     is_wanted: bool = True  # an operator's unload makes it False: a new version is then installed but not opened
     building: str = ""  # what is being built, empty when nothing is
     problem: str = ""  # why there is no engine
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    config: ModelConfig | None = None  # of the version that was opened last
+    guard: threading.RLock = field(default_factory=threading.RLock)
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Repository:
@@ -70,6 +72,11 @@ class Repository:
         entry = self._entries.get(model)
         return entry.slot.current if entry else None
 
+    def config(self, model: str) -> ModelConfig | None:
+        """Of the version that serves, or served last; None for a model that never had an engine here."""
+        entry = self._entries.get(model)
+        return entry.config if entry else None
+
     def readiness(self, model: str, version: str | None = None) -> Readiness:
         entry = self._entries.get(model)
         if entry is None:
@@ -94,15 +101,13 @@ class Repository:
     def activate(self, loaded: LoadedEngine, installed: Installed) -> None:
         """Makes a warm engine the one that answers; the old one closes when its last request is done."""
         entry = self._ensure(installed.model)
-        entry.installed = installed
-        entry.building = entry.problem = ""
-        if not entry.is_wanted:
-            self._close(loaded.engine)
-            return
-        old = entry.slot.swap(loaded)
-        self._on_event(
-            EngineSwapped(model=installed.model, old_version=old.version if old else "", new_version=loaded.version)
-        )
+        with entry.guard:
+            entry.installed, entry.config = installed, loaded.config
+            entry.building = entry.problem = ""
+            if entry.is_wanted:
+                self._swap(entry, loaded)
+            else:
+                self._close(loaded.engine)
 
     def close(self) -> None:
         for entry in self._entries.values():
@@ -132,32 +137,49 @@ class Repository:
         """Opens the installed version again, off the event loop. Does nothing where an engine is up."""
         entry = self._entry(model)
         entry.is_wanted = True
-        async with entry.lock:
-            installed = entry.installed
-            if entry.slot.current is not None:
-                return
-            if installed is None:
-                raise ModelNotReady(model, entry.problem or "nothing is installed yet")
-            entry.building = "loading"
-            try:
-                loaded = await asyncio.to_thread(self._open, installed)
-            except OutriderError as exc:
-                entry.problem = str(exc)
-                raise
-            finally:
-                entry.building = ""
-            if entry.slot.current is None and entry.installed is installed:
-                self.activate(loaded, installed)
-            else:  # a push was faster
-                self._close(loaded.engine)
+        async with entry.loading:
+            if entry.slot.current is None:
+                # a caller that leaves must not leave an engine behind that nobody closes
+                await asyncio.shield(asyncio.to_thread(self._load, model, entry))
 
     async def unload(self, model: str) -> None:
         """Takes the engine away; requests that have pinned it still get their answers."""
         entry = self._entry(model)
-        entry.is_wanted = False
-        old = entry.slot.swap(None)
-        if old is not None:
-            self._on_event(EngineSwapped(model=model, old_version=old.version, new_version=""))
+        with entry.guard:
+            entry.is_wanted = False
+            self._swap(entry, None)
+
+    def _load(self, model: str, entry: _Entry) -> None:
+        installed = entry.installed
+        if installed is None:
+            raise ModelNotReady(model, entry.problem or "nothing is installed yet")
+        entry.building = "loading"
+        try:
+            loaded = self._open(installed)
+        except OutriderError as exc:
+            entry.problem = str(exc)
+            raise
+        finally:
+            entry.building = ""
+        with entry.guard:
+            if entry.is_wanted and entry.slot.current is None and entry.installed is installed:
+                entry.problem = ""
+                self._swap(entry, loaded)
+            else:  # a push was faster, or an unload came after
+                self._close(loaded.engine)
+
+    def _swap(self, entry: _Entry, loaded: LoadedEngine | None) -> None:
+        """Holds the entry's guard: what is decided on and what is done are one."""
+        old = entry.slot.swap(loaded)
+        if old is None and loaded is None:
+            return
+        self._on_event(
+            EngineSwapped(
+                model=entry.slot.model,
+                old_version=old.version if old else "",
+                new_version=loaded.version if loaded else "",
+            )
+        )
 
     def _current(self, model: str, version: str | None) -> LoadedEngine:
         entry = self._entry(model)
@@ -188,8 +210,3 @@ class Repository:
         if entry.building:
             return ModelStatus(name=name, version=version, state=ModelState.BUILDING, reason=entry.building)
         return ModelStatus(name=name, version=version, state=ModelState.UNAVAILABLE, reason=entry.problem or "unloaded")
-
-
-def versions_of(statuses: Iterable[ModelStatus], model: str) -> tuple[str, ...]:
-    """The ready versions of one model in an index."""
-    return tuple(s.version for s in statuses if s.name == model and s.state is ModelState.READY)

@@ -14,6 +14,7 @@ from common.errors import (
     DeadlineExceeded,
     EngineError,
     ModelNotReady,
+    NotFound,
     OutriderError,
     OutsideProfile,
     Overloaded,
@@ -45,24 +46,24 @@ class Router:
         self._clock = clock or SystemClock()
 
     async def infer(self, request: Request) -> Response:
-        """The first answer along the plan. Raises what the last target said, or the caller's own error at once."""
+        """The first answer along the plan.
+
+        The caller's own error is raised at once. When no target answered, the last one's error is raised, unless that
+        one does not even know the model: then the error of the one that does.
+        """
         plan = self._policy.rank(request, self._targets, self._clock.monotonic())
-        failed: Reason | None = None
-        for step in plan.steps[:-1]:
+        failed: OutriderError | None = None
+        for step in plan.steps:
+            reason = None if step.stays else step.reason or _reason_to_go_on(failed)
             try:
-                return await self._try(step.target, request, step.reason or failed)
+                return await self._try(step.target, request, reason)
             except OutriderError as exc:
-                failed = _reason_to_go_on(exc)
-                if failed is None:
+                if _reason_to_go_on(exc) is None and not isinstance(exc, NotFound):
                     raise
                 self._report(request, step.target, exc)
-        last = plan.steps[-1]
-        try:
-            return await self._try(last.target, request, last.reason or failed)
-        except OutriderError as exc:
-            if _reason_to_go_on(exc) is not None:
-                self._report(request, last.target, exc)
-            raise
+                failed = exc if failed is None or not isinstance(exc, NotFound) else failed
+        assert failed is not None, "a plan has at least one step"
+        raise failed
 
     async def _try(self, target: Target, request: Request, reason: Reason | None) -> Response:
         if reason is not request.context.reason:
@@ -78,7 +79,7 @@ class Router:
         )
 
 
-def _reason_to_go_on(exc: OutriderError) -> Reason | None:
+def _reason_to_go_on(exc: OutriderError | None) -> Reason | None:
     for kind, reason in _FALLS_BACK:
         if isinstance(exc, kind):
             return reason

@@ -1,7 +1,7 @@
 """What the device does next: a pure object, no I/O, time is an argument (monotonic seconds).
 
 Work-conserving: it never waits while the device is idle, the batching window is the time the device is busy. Strict
-class order, earliest deadline first within a class. What can no longer be answered in time is given back at once, never
+class order, earliest due time first within a class. What can no longer be answered in time is given back at once, never
 run. Counts are rows, not requests.
 """
 
@@ -14,8 +14,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.request import Priority
+from common.request import SLA_S, Priority
 from common.serving.latency import LatencyModel
+
+_PATIENCE_S = 60.0  # due time of a request whose class has no latency target: it is not passed over for ever
+_LOOK_PAST = 16  # items too large for what is left of a batch that are passed over in search of a smaller one
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -33,8 +36,6 @@ class Item:
 
 
 class Scheduler(Protocol):
-    queued_rows: int
-
     def push(self, item: Item, now: float) -> bool:
         """Queues an item; False where it cannot be answered by its deadline however soon it runs."""
         ...
@@ -53,6 +54,10 @@ class Scheduler(Protocol):
         """The next batch for an idle device, most urgent first; empty when nothing is queued."""
         ...
 
+    def rows_ahead(self, priority: Priority) -> int:
+        """Queued rows that would be served before a new item of this class."""
+        ...
+
     def wait_s(self, priority: Priority, now: float) -> float:
         """Seconds until the device would start on a new item of this class."""
         ...
@@ -62,88 +67,177 @@ class Scheduler(Protocol):
 
 class ClassScheduler:
     def __init__(self) -> None:
-        self.queued_rows = 0
         self._order = itertools.count()
-        self._queues: dict[Priority, list[tuple[float, int, Item]]] = {priority: [] for priority in Priority}
-        self._expiry: list[tuple[float, int, Item]] = []
-        self._work_s = dict.fromkeys(Priority, 0.0)  # predicted seconds of what is queued, by class
+        self._queues: dict[Priority, dict[Hashable, _Queue]] = {priority: {} for priority in Priority}
+        self._expiry = _Queue()
+        self._rows = dict.fromkeys(Priority, 0)
+        self._work_s = dict.fromkeys(Priority, 0.0)  # predicted seconds of what is queued
+        self._cost_s: dict[int, float] = {}  # what each queued item added to that
+        self._started_at: float | None = None  # of the batch that runs
         self._busy_until = 0.0
 
     def push(self, item: Item, now: float) -> bool:
-        if item.deadline < now + item.latency.seconds(item.rows):
+        takes = item.latency.seconds(item.rows, now)
+        if item.deadline <= now or (item.deadline < now + takes and not self._is_idle):
             return False
         order = next(self._order)
-        heapq.heappush(self._queues[item.priority], (item.deadline, order, item))
+        due = min(item.deadline, now + min(SLA_S[item.priority], _PATIENCE_S))
+        self._queues[item.priority].setdefault(item.key, _Queue()).push(due, order, item)
         if not math.isinf(item.deadline):
-            heapq.heappush(self._expiry, (item.deadline - item.latency.seconds(item.rows), order, item))
-        self.queued_rows += item.rows
-        self._work_s[item.priority] += item.latency.per_row_s * item.rows
+            last_start = item.deadline - takes
+            self._expiry.push(last_start if last_start > now else item.deadline, order, item)
+        self._rows[item.priority] += item.rows
+        self._cost_s[item.id] = item.latency.queued(item.rows, item.max_rows, now)
+        self._work_s[item.priority] += self._cost_s[item.id]
         return True
 
     def cancel(self, item: Item) -> None:
         if not item.is_gone:
             self._take_out(item)
+            self._queue_of(item).has_left()
 
     def expire(self, now: float) -> list[Item]:
         late: list[Item] = []
-        while self._expiry and (self._expiry[0][2].is_gone or self._expiry[0][0] < now):
-            item = heapq.heappop(self._expiry)[2]
-            if not item.is_gone:
-                self._take_out(item)
-                late.append(item)
+        while (first := self._expiry.first()) is not None and first[0] < now:
+            item = self._expiry.pop()
+            self._take_out(item, expired=True)
+            self._queue_of(item).has_left()
+            late.append(item)
         return late
 
     def wake_at(self) -> float:
-        while self._expiry and self._expiry[0][2].is_gone:
-            heapq.heappop(self._expiry)
-        return self._expiry[0][0] if self._expiry else math.inf
+        first = self._expiry.first()
+        return first[0] if first is not None else math.inf
 
     def next(self, now: float) -> list[Item]:
         batch: list[Item] = []
         rows = 0
-        for queue in self._queues.values():  # Priority's order: most urgent first
-            passed_over: list[tuple[float, int, Item]] = []
-            while queue:
-                entry = heapq.heappop(queue)
-                item = entry[2]
-                if item.is_gone:
-                    continue
-                if batch and not _fits(batch, rows, item, now):
-                    passed_over.append(entry)
-                    continue
-                self._take_out(item)
-                batch.append(item)
-                rows += item.rows
-                if rows >= item.max_rows:
-                    break
-            for entry in passed_over:
-                heapq.heappush(queue, entry)
-            if batch and rows >= batch[0].max_rows:
-                break
+        for priority in Priority:  # most urgent first
+            if not batch and (batch := self._head(priority)):
+                rows = batch[0].rows
+            if batch:
+                rows = self._fill(batch, rows, priority, now)
         if batch:
-            self._busy_until = now + batch[0].latency.seconds(rows)
+            self._started_at = now
+            self._busy_until = now + batch[0].latency.seconds(rows, now)
         return batch
+
+    def rows_ahead(self, priority: Priority) -> int:
+        return sum(rows for other, rows in self._rows.items() if other <= priority)
 
     def wait_s(self, priority: Priority, now: float) -> float:
         ahead = sum(seconds for other, seconds in self._work_s.items() if other <= priority)
-        return max(0.0, self._busy_until - now) + ahead
+        return self._busy_s(now) + ahead
 
     def done(self, batch: list[Item], elapsed: float, now: float) -> None:
-        self._busy_until = now
+        self._started_at = None
         if batch:
-            batch[0].latency.observe(sum(item.rows for item in batch), elapsed)
+            batch[0].latency.observe(sum(item.rows for item in batch), elapsed, now)
 
-    def _take_out(self, item: Item) -> None:
+    @property
+    def _is_idle(self) -> bool:
+        return self._started_at is None and not any(self._rows.values())
+
+    def _busy_s(self, now: float) -> float:
+        """What the running batch still takes. Overdue, it is expected to take as long again as it has taken."""
+        if self._started_at is None:
+            return 0.0
+        left = self._busy_until - now
+        return left if left > 0 else now - self._started_at
+
+    def _head(self, priority: Priority) -> list[Item]:
+        """The most urgent item of a class, taken out; empty where there is none."""
+        queues = self._queues[priority]
+        heads = [(first, key) for key, queue in list(queues.items()) if (first := self._first(queues, key, queue))]
+        if not heads:
+            return []
+        key = min(heads, key=lambda head: head[0])[1]
+        return [self._take(queues[key])]
+
+    def _first(self, queues: dict[Hashable, _Queue], key: Hashable, queue: _Queue) -> tuple[float, int] | None:
+        first = queue.first()
+        if first is None:
+            del queues[key]
+        return first
+
+    def _fill(self, batch: list[Item], rows: int, priority: Priority, now: float) -> int:
+        """Takes what fits beside the head from one class; rows of the batch then."""
+        head = batch[0]
+        queue = self._queues[priority].get(head.key)
+        passed_over: list[tuple[float, int, Item]] = []
+        while queue is not None and rows < head.max_rows and len(passed_over) < _LOOK_PAST:
+            if (first := queue.first()) is None:
+                break
+            item = queue.peek()
+            if _fits(batch, rows, item, now):
+                batch.append(self._take(queue))
+                rows += item.rows
+            else:
+                passed_over.append((*first, queue.pop()))
+        for due, order, item in passed_over:
+            assert queue is not None
+            queue.push(due, order, item)
+        return rows
+
+    def _take(self, queue: _Queue) -> Item:
+        item = queue.pop()
+        self._take_out(item)
+        return item
+
+    def _queue_of(self, item: Item) -> _Queue:
+        return self._queues[item.priority].get(item.key, _Queue())
+
+    def _take_out(self, item: Item, *, expired: bool = False) -> None:
         item.is_gone = True
-        self.queued_rows -= item.rows
-        left = self._work_s[item.priority] - item.latency.per_row_s * item.rows
-        self._work_s[item.priority] = max(0.0, left) if self.queued_rows else 0.0
+        if not expired and not math.isinf(item.deadline):
+            self._expiry.has_left()
+        self._rows[item.priority] -= item.rows
+        self._work_s[item.priority] -= self._cost_s.pop(item.id)
+        if self._rows[item.priority] == 0:
+            self._work_s[item.priority] = 0.0  # no rounding is carried on
+
+
+class _Queue:
+    """A heap of (due, order, item) from which items may leave at any place; those are dropped in time."""
+
+    __slots__ = ("_gone", "_heap")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Item]] = []
+        self._gone = 0
+
+    def push(self, due: float, order: int, item: Item) -> None:
+        heapq.heappush(self._heap, (due, order, item))
+
+    def first(self) -> tuple[float, int] | None:
+        self._skip()
+        return self._heap[0][:2] if self._heap else None
+
+    def peek(self) -> Item:
+        return self._heap[0][2]
+
+    def pop(self) -> Item:
+        """The first item; after `first` has said that there is one."""
+        return heapq.heappop(self._heap)[2]
+
+    def has_left(self) -> None:
+        """An item somewhere in the heap is gone. Once most are, the heap is made anew without them."""
+        self._gone += 1
+        if self._gone > 16 and self._gone > len(self._heap) // 2:
+            self._heap = [entry for entry in self._heap if not entry[2].is_gone]
+            heapq.heapify(self._heap)
+            self._gone = 0
+
+    def _skip(self) -> None:
+        while self._heap and self._heap[0][2].is_gone:
+            heapq.heappop(self._heap)
+            self._gone = max(0, self._gone - 1)
 
 
 def _fits(batch: list[Item], rows: int, item: Item, now: float) -> bool:
-    """May `item` ride along: same kind, within the batch limit, and nobody aboard is made late by it."""
+    """May `item` ride along: within the batch limit, and nobody aboard is made late by it."""
     head = batch[0]
-    if item.key != head.key or rows + item.rows > head.max_rows:
+    if rows + item.rows > head.max_rows:
         return False
-    end = now + head.latency.seconds(rows + item.rows)
+    end = now + head.latency.seconds(rows + item.rows, now)
     return end <= item.deadline and all(end <= other.deadline for other in batch)

@@ -20,6 +20,7 @@ class Estimate:
     """What an answer from a target would take now. Times in seconds; infinite where the target would refuse."""
 
     seconds: float = 0.0
+    is_stale: bool = False  # nothing has confirmed `seconds` for a while
     queued_rows: int = 0  # with this request's own
     queue_limit: int = 0
     outside_profile: str = ""  # what about the request lies outside the declared shapes or batch; empty: nothing

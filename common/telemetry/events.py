@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.request import Priority, Reason
+
+_log = logging.getLogger(__name__)
 
 Hook = Callable[[object], None]
 
@@ -15,9 +18,14 @@ def ignore(_event: object) -> None:
 
 
 def fan_out(*hooks: Hook) -> Hook:
+    """One hook for several. A hook's failure is logged: it is neither the emitter's nor the other hooks'."""
+
     def emit(event: object) -> None:
         for hook in hooks:
-            hook(event)
+            try:
+                hook(event)
+            except Exception:
+                _log.exception("an event hook failed on %s", type(event).__name__)
 
     return emit
 

@@ -31,6 +31,11 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),  # also how long one attempt to connect may take
     ("grpc.max_reconnect_backoff_ms", 1500),
+    # a peer that is silent on an open connection is found out, even while calls without a deadline wait for it
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.ping_timeout_ms", 3000),
 )
 _CALL_S = 5.0  # bound of the calls that carry no deadline of their own (health, metadata, index)
 _LOAD_S = 300.0  # building an engine takes its time

@@ -19,7 +19,7 @@ import grpc
 from common.serving.catalog import ModelState
 from common.serving.dataplane import DataPlane
 from common.transport import oip, oip_grpc
-from common.transport.headers import REQUEST_ID, Said, read_context, write_stamp
+from common.transport.headers import REQUEST_ID, Said, joined, read_context, write_stamp
 from common.transport.listen import DRAIN_S, MAX_BODY_BYTES, Listening, cannot_listen
 from common.transport.proto import oip_pb2 as pb
 from common.transport.status import status_of
@@ -31,6 +31,11 @@ OPTIONS = (
     ("grpc.max_receive_message_length", MAX_BODY_BYTES),
     ("grpc.max_send_message_length", MAX_BODY_BYTES),
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent share
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),  # our clients ask every two seconds
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_time_ms", 10_000),  # clients that vanished hold no call for longer
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
 )
 
 Method = Callable[[Any, Any], Awaitable[Any]]
@@ -155,7 +160,7 @@ def _errors_as_codes(name: str, kind: Any, method: Method) -> Method:
 
 
 def _metadata(call: Any) -> dict[str, str]:
-    return {name: value for name, value in call.invocation_metadata() or () if isinstance(value, str)}
+    return joined((name, value) for name, value in call.invocation_metadata() or () if isinstance(value, str))
 
 
 def _remaining_s(call: Any) -> float:

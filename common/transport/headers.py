@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -20,11 +20,10 @@ DEADLINE_MS = "x-outrider-deadline-ms"
 PRIORITY = "x-outrider-priority"
 PRIVACY = "x-outrider-privacy"
 PIN = "x-outrider-pin"
-HOP_REASON = "x-outrider-reason"
 TRACEPARENT = "traceparent"
 
 TARGET = "x-outrider-target"
-REASON = HOP_REASON
+REASON = "x-outrider-reason"
 MODEL = "x-outrider-model"
 VERSION = "x-outrider-version"
 BY = "x-outrider-by"
@@ -66,6 +65,15 @@ def read_context(headers: Mapping[str, str], said: Said, now: float, *, trusts_r
     )
 
 
+def joined(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Fields that come several times as one, comma-separated, in both transports (RFC 9110, 5.3)."""
+    values: dict[str, str] = {}
+    for name, value in fields:
+        name = name.lower()
+        values[name] = f"{values[name]}, {value}" if name in values else value
+    return values
+
+
 def write_context(context: Context, now: float) -> dict[str, str]:
     """The context as headers for the next process. The pinned version travels in the message itself."""
     headers = {
@@ -76,7 +84,7 @@ def write_context(context: Context, now: float) -> dict[str, str]:
     if context.deadline != math.inf:
         headers[DEADLINE_MS] = f"{max(0.0, context.deadline - now) * 1000:.3f}"
     if context.reason is not None:
-        headers[HOP_REASON] = context.reason.value
+        headers[REASON] = context.reason.value
     if context.traceparent:
         headers[TRACEPARENT] = context.traceparent
     return headers
@@ -146,10 +154,13 @@ def _priority(headers: Mapping[str, str], parameters: Mapping[str, Parameter]) -
 
 
 def _privacy(headers: Mapping[str, str]) -> Privacy:
-    text = headers.get(PRIVACY, Privacy.ANY.value).lower()
-    if text not in _PRIVACIES:
-        raise InvalidInput(PRIVACY, f"{text[:40]!r} is no privacy", ", ".join(_PRIVACIES))
-    return _PRIVACIES[text]
+    """Fail closed: of several values, the strictest counts."""
+    said = []
+    for text in headers.get(PRIVACY, Privacy.ANY.value).lower().split(","):
+        if text.strip() not in _PRIVACIES:
+            raise InvalidInput(PRIVACY, f"{text[:40]!r} is no privacy", ", ".join(_PRIVACIES))
+        said.append(_PRIVACIES[text.strip()])
+    return Privacy.DEVICE_ONLY if Privacy.DEVICE_ONLY in said else Privacy.ANY
 
 
 def _pin(headers: Mapping[str, str], version: str) -> str | None:
@@ -166,9 +177,9 @@ def _traceparent(headers: Mapping[str, str]) -> str:
 
 
 def _reason(headers: Mapping[str, str]) -> Reason | None:
-    if HOP_REASON not in headers:
+    if REASON not in headers:
         return None
-    text = headers[HOP_REASON]
+    text = headers[REASON]
     if text not in _REASONS:
-        raise InvalidInput(HOP_REASON, f"{text[:40]!r} is no reason", ", ".join(_REASONS))
+        raise InvalidInput(REASON, f"{text[:40]!r} is no reason", ", ".join(_REASONS))
     return _REASONS[text]

@@ -12,11 +12,10 @@ import numpy as np
 from aiohttp import BodyPartReader, web
 
 from common.errors import EngineError, InvalidInput
-from common.request import Context, Request, Response
+from common.request import IMAGE, Context, Request, Response
 from common.transport import oip
 from common.transport.listen import MAX_BODY_BYTES
 
-IMAGE_INPUT = "image"
 DEFAULT_TOP = 5
 MAX_PICTURES = 1024
 _PICTURES = ("image/jpeg", "image/jpg", "image/png")
@@ -31,7 +30,7 @@ async def read_pictures(request: web.Request) -> list[bytes]:
     raise InvalidInput(
         "Content-Type",
         repr(request.content_type),
-        f"multipart/form-data with fields {IMAGE_INPUT!r}, or {_PICTURES[0]} or {_PICTURES[2]}",
+        f"multipart/form-data with fields {IMAGE!r}, or {_PICTURES[0]} or {_PICTURES[2]}",
     )
 
 
@@ -45,7 +44,7 @@ def top_of(request: web.Request) -> int:
 def classify_request(model: str, pictures: list[bytes], top: int, context: Context) -> Request:
     batch = np.empty(len(pictures), dtype=object)
     batch[:] = pictures
-    return Request(context=context, model=model, inputs={IMAGE_INPUT: batch}, classes=top)
+    return Request(context=context, model=model, inputs={IMAGE: batch}, classes=top)
 
 
 def render_classes(response: Response, pictures: int) -> dict[str, Any]:
@@ -72,7 +71,7 @@ async def _read_form(request: web.Request) -> list[bytes]:
     size = 0
     try:
         async for part in await request.multipart():
-            if not isinstance(part, BodyPartReader) or part.name != IMAGE_INPUT:
+            if not isinstance(part, BodyPartReader) or part.name != IMAGE:
                 name = part.name if isinstance(part, BodyPartReader) else "nested parts"
                 raise InvalidInput("form", f"a field named {str(name)[:80]!r}", _FORM)
             pictures.append(bytes(await part.read()))
@@ -88,4 +87,4 @@ async def _read_form(request: web.Request) -> list[bytes]:
     return pictures
 
 
-_FORM = f"one or more files in fields named {IMAGE_INPUT!r}"
+_FORM = f"one or more files in fields named {IMAGE!r}"

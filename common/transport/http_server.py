@@ -19,7 +19,7 @@ from common.request import Context
 from common.serving.catalog import ModelState
 from common.serving.dataplane import DataPlane
 from common.transport import http_classify, oip, oip_json
-from common.transport.headers import REQUEST_ID, Said, read_context, write_stamp
+from common.transport.headers import REQUEST_ID, Said, joined, read_context, write_stamp
 from common.transport.listen import DRAIN_S, MAX_BODY_BYTES, Listening, cannot_listen
 from common.transport.status import status_of
 
@@ -167,7 +167,7 @@ def _context(request: web.Request, request_id: str = "", body: oip.Body | None =
     said = Said(
         id=request_id, version=request.match_info.get("version", ""), parameters=body.parameters if body else None
     )
-    return read_context(request.headers, said, time.monotonic())
+    return read_context(joined(request.headers.items()), said, time.monotonic())
 
 
 def _model(request: web.Request) -> tuple[str, str | None]:

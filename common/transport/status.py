@@ -23,7 +23,7 @@ from common.errors import (
 )
 
 RETRY_AFTER = "retry-after"
-_MAX_TEXT = 1024  # gRPC carries the text in a header block, of which clients take 8 KiB
+_MAX_TEXT = 3072  # as gRPC percent-encodes it into a header block, of which clients take 8 KiB
 
 # The first row that fits counts. Rows are (error, HTTP status, gRPC code).
 _TABLE: tuple[tuple[type[OutriderError], int, grpc.StatusCode], ...] = (
@@ -55,7 +55,7 @@ def status_of(exc: BaseException) -> Status:
     for kind, http, code in _TABLE:
         if isinstance(exc, kind):
             wait_s = _whole_seconds(exc.retry_after_s) if isinstance(exc, Unavailable) else 0
-            return Status(http=http, grpc=code, text=str(exc)[:_MAX_TEXT], retry_after_s=wait_s)
+            return Status(http=http, grpc=code, text=_short(str(exc)), retry_after_s=wait_s)
     return Status(
         http=500, grpc=grpc.StatusCode.INTERNAL, text="internal error; the server's log has it", is_ours=False
     )
@@ -87,6 +87,16 @@ def error_from_grpc(
             return TargetUnreachable(target, text)
         case _:
             return EngineError(model, f"{target}: {text}")
+
+
+def _short(text: str) -> str:
+    """Cut to what a header block holds; every byte outside printable ASCII takes three."""
+    size = 0
+    for at, character in enumerate(text):
+        size += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode())
+        if size > _MAX_TEXT:
+            return text[:at] + "..."
+    return text
 
 
 def _whole_seconds(seconds: float) -> int:

@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import Callable
 
 from common.errors import OutriderError
+from common.up.supervisor import end_with_parent
 
 OUTRIDER = (sys.executable, "-m", "common.cli")
 _TAIL = 15
+_STOP_S = 10.0
 
 
 class CommandFailed(OutriderError):
@@ -35,6 +37,7 @@ async def outrider(*command: str, say: Callable[[str], None]) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=end_with_parent(),
         limit=1 << 20,
     )
     assert child.stdout is not None
@@ -49,9 +52,18 @@ async def outrider(*command: str, say: Callable[[str], None]) -> str:
         code = await child.wait()
     finally:
         if child.returncode is None:
-            child.terminate()
-            await child.wait()
+            await _end(child)
     stdout = (await output).decode(errors="replace")
     if code != 0:
         raise CommandFailed(command, code, list(tail))
     return stdout
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    child.terminate()
+    try:
+        async with asyncio.timeout(_STOP_S):
+            await child.wait()
+    except TimeoutError:
+        child.kill()
+        await child.wait()

@@ -113,7 +113,11 @@ def _worker(layout: Layout, name: str) -> Process:
         "name": name,
         "state_dir": str(layout.state / name),
         "server": _ports(layout, name),
-        "factories": {model.name: model.factory for model in layout.models},
+        "engine": {
+            "variants": ["full"],
+            "engines": ["torch", "onnxruntime"],
+            "factories": {model.name: model.factory for model in layout.models},
+        },
         "sync": _sync_table(layout, tuple(model.name for model in layout.models)),
     }
     models = tuple(model.name for model in layout.models)

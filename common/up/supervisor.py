@@ -60,6 +60,8 @@ class Supervisor:
 
     async def start(self, program: Program) -> None:
         """Starts a child and keeps it alive from now on. Raises `OSError` when it cannot be started at all."""
+        if program.name in self._keepers:
+            raise ValueError(f"{program.name} runs already")
         child = await self._spawn(program)
         keeper = asyncio.create_task(self._keep(program, child), name=f"keep-{program.name}")
         self._keepers[program.name] = (program, keeper)
@@ -68,11 +70,13 @@ class Supervisor:
         """Ends a child for good: SIGTERM, then SIGKILL after its bound. Does nothing for one that was not started."""
         if name not in self._keepers:
             return
-        program, keeper = self._keepers.pop(name)
+        program, keeper = self._keepers[name]
         keeper.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await keeper
-        child = self._children[program.name]
+        await asyncio.wait((keeper,))
+        await self._end(program, self._children[name])
+        del self._keepers[name]
+
+    async def _end(self, program: Program, child: asyncio.subprocess.Process) -> None:
         if child.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -115,17 +119,22 @@ class Supervisor:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent(),
             )
         self._children[program.name] = child
         return child
 
 
-def _end_with_parent() -> None:
-    """In the child, before exec: SIGTERM when the supervisor's process is gone."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:  # it was gone already
-        os._exit(1)
+def end_with_parent() -> Callable[[], None]:
+    """To run in a child before exec: the kernel sends it SIGTERM when this process is gone."""
+    parent = os.getpid()
+
+    def arrange() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it was gone already
+            os._exit(1)
+
+    return arrange
 
 
 def _describe(code: int) -> str:

@@ -165,7 +165,10 @@ class System:
         """A restarted child has another pid."""
         while True:
             await asyncio.sleep(_WATCH_S)
-            self._write_endpoints()
+            try:
+                self._write_endpoints()
+            except OSError as exc:  # a full disk: tried again
+                self.say(f"endpoints.json cannot be written: {exc}")
 
     def _write_endpoints(self) -> None:
         entries = [

@@ -62,3 +62,21 @@ async def test_no_call_fails_when_one_of_three_workers_is_killed() -> None:
             text = gateway.metrics.render().decode()
     assert answered_by.total() == 1600
     assert f'outrider_pool_redispatches_total{{member="127.0.0.1:{ports["w0"]}"}}' in text
+
+
+@pytest.mark.system
+async def test_a_worker_that_falls_silent_on_an_open_connection_is_found_out() -> None:
+    """A stopped process accepts and answers nothing; calls without a deadline must not wait for it for ever."""
+    with worker_process("w0", first := free_port()) as silent, worker_process("w1", second := free_port()):
+        config = GatewayConfig(workers=(f"127.0.0.1:{first}", f"127.0.0.1:{second}"), server=ServerOptions(grpc_port=0))
+        async with Gateway(config) as gateway, OipClient(str(gateway.endpoint()["grpc"])) as client:
+            request = Request(model="double", inputs={"x": X})
+            assert {(await client.infer(request)).stamp.by for _ in range(50)} == {"w0", "w1"}
+            silent.send_signal(signal.SIGSTOP)
+            try:
+                calls = [asyncio.create_task(client.infer(request)) for _ in range(20)]
+                async with asyncio.timeout(15):
+                    answers = await asyncio.gather(*calls)
+            finally:
+                silent.send_signal(signal.SIGCONT)
+    assert {answer.stamp.by for answer in answers} == {"w1"}

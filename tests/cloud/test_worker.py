@@ -24,10 +24,16 @@ from common.tensorfile import write_tensors
 from common.tensors import TensorSpec
 from common.transport.grpc_client import OipClient
 from common.transport.servers import ServerOptions
+from hardware.install import EngineOptions
 
 X = np.array([[1.0, 2.0], [3.0, -4.0]], dtype=np.float32)
 LISTEN = ServerOptions(grpc_port=0)
-FACTORIES = {"double": "tests.cloud.test_worker:factory"}
+ENGINE = EngineOptions(
+    variants=("full",),
+    engines=("torch", "onnxruntime"),
+    threads=1,
+    factories={"double": "tests.cloud.test_worker:factory"},
+)
 
 
 def factory() -> torch.nn.Module:
@@ -66,9 +72,7 @@ ONNX = ("full/model.onnx",)
 
 @asynccontextmanager
 async def running(folder: str, name: str = "w1") -> AsyncIterator[Worker]:
-    config = WorkerConfig(
-        name=name, server=LISTEN, factories=FACTORIES, models=(StaticModel(bundle=folder),), threads=1, drain_s=1.0
-    )
+    config = WorkerConfig(name=name, server=LISTEN, engine=ENGINE, models=(StaticModel(bundle=folder),), drain_s=1.0)
     async with Worker(config) as worker:
         yield worker
 
@@ -120,9 +124,9 @@ async def test_a_bundle_without_a_full_variant_is_not_for_workers(tmp_path: Path
     [
         ({"drain_s": 1000}, "drain_s"),
         ({"max_queue_rows": 0}, "max_queue_rows"),
-        ({"threads": -1}, "threads"),
+        ({"engine": {"threads": -1}}, "threads"),
         ({"sync": {"source": "a:1", "root": "r.json"}}, "state_dir"),
-        ({"factory": {}}, "did you mean 'factories'"),
+        ({"engine": {"factory": {}}}, "did you mean 'factories'"),
         ({"server": {"grpc_port": 70000}}, "grpc_port"),
     ],
 )

@@ -3,6 +3,7 @@ import dataclasses
 import os
 import pickle
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -65,10 +66,10 @@ def fixture(tmp_path: Path) -> Fixture:
 
 async def test_an_answer_survives_a_restart_and_says_that_it_is_cached(fixture: Fixture) -> None:
     async with fixture.cache() as cache:
-        assert await cache.lookup(REQUEST) is None
-        cache.store(REQUEST, answer())
+        assert (await cache.lookup(REQUEST)).response is None
+        cache.store(REQUEST, answer(), None)
     async with fixture.cache() as cache:
-        hit = await cache.lookup(REQUEST)
+        hit = (await cache.lookup(REQUEST)).response
     assert hit is not None
     assert hit.stamp == Stamp(target="cache", model="double", version="1", by="node")
     np.testing.assert_array_equal(hit.outputs["y"], answer().outputs["y"])
@@ -93,27 +94,29 @@ async def test_an_answer_survives_a_restart_and_says_that_it_is_cached(fixture: 
 )
 async def test_a_request_that_differs_in_any_field_misses(fixture: Fixture, other: Request) -> None:
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer())
-        assert await cache.lookup(other) is None
-        assert await cache.lookup(REQUEST) is not None
+        cache.store(REQUEST, answer(), None)
+        assert (await cache.lookup(other)).response is None
+        assert (await cache.lookup(REQUEST)).response is not None
 
 
 async def test_what_only_describes_the_call_does_not_matter(fixture: Fixture) -> None:
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer())
-        again = dataclasses.replace(REQUEST, context=Context(id="other", deadline=5.0, traceparent="00-1-2-01"))
-        assert await cache.lookup(again) is not None
+        cache.store(REQUEST, answer(), None)
+        again = dataclasses.replace(
+            REQUEST, context=Context(id="other", deadline=time.monotonic() + 60, traceparent="00-1-2-01")
+        )
+        assert (await cache.lookup(again)).response is not None
 
 
 async def test_another_versions_answer_is_never_served(fixture: Fixture) -> None:
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer("1", 2.0))
+        cache.store(REQUEST, answer("1", 2.0), None)
         fixture.serve("2")
-        assert await cache.lookup(REQUEST) is None
-        cache.store(REQUEST, answer("3", 6.0))  # a newer worker answered: kept under the version that answered
-        assert await cache.lookup(REQUEST) is None
+        assert (await cache.lookup(REQUEST)).response is None
+        cache.store(REQUEST, answer("3", 6.0), None)  # a newer worker answered: kept under the version that answered
+        assert (await cache.lookup(REQUEST)).response is None
         fixture.serve("3")
-        hit = await cache.lookup(REQUEST)
+        hit = (await cache.lookup(REQUEST)).response
         assert hit is not None
         assert hit.outputs["y"][0, 0] == 6.0
 
@@ -121,38 +124,38 @@ async def test_another_versions_answer_is_never_served(fixture: Fixture) -> None
 async def test_another_models_answer_is_not_kept(fixture: Fixture) -> None:
     degraded = dataclasses.replace(answer(), stamp=Stamp(target="edge", model="smaller", version="1"))
     async with fixture.cache() as cache:
-        cache.store(REQUEST, degraded)
-        assert await cache.lookup(REQUEST) is None
+        cache.store(REQUEST, degraded, None)
+        assert (await cache.lookup(REQUEST)).response is None
 
 
 async def test_device_only_answers_are_kept_only_where_the_model_allows_it(fixture: Fixture) -> None:
     private = dataclasses.replace(REQUEST, context=Context(privacy=Privacy.DEVICE_ONLY))
     async with fixture.cache() as cache:
-        cache.store(private, answer())
-        assert await cache.lookup(private) is None
-        assert await cache.lookup(REQUEST) is None
+        cache.store(private, answer(), None)
+        assert (await cache.lookup(private)).response is None
+        assert (await cache.lookup(REQUEST)).response is None
         fixture.serve("1", CacheRules(keep_device_only=True))
-        cache.store(private, answer())
-        assert await cache.lookup(private) is not None
+        cache.store(private, answer(), None)
+        assert (await cache.lookup(private)).response is not None
 
 
 async def test_public_models_share_answers_between_tenants(fixture: Fixture) -> None:
     fixture.serve("1", CacheRules(is_public=True))
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer())
-        assert await cache.lookup(dataclasses.replace(REQUEST, context=Context(tenant="other"))) is not None
+        cache.store(REQUEST, answer(), None)
+        assert (await cache.lookup(dataclasses.replace(REQUEST, context=Context(tenant="other")))).response is not None
 
 
 async def test_answers_expire_and_a_ttl_of_zero_keeps_nothing(fixture: Fixture) -> None:
     fixture.serve("1", CacheRules(ttl_s=0.01))
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer())
+        cache.store(REQUEST, answer(), None)
         await asyncio.sleep(0.05)
-        assert await cache.lookup(REQUEST) is None
+        assert (await cache.lookup(REQUEST)).response is None
         fixture.serve("1", CacheRules(ttl_s=0.0))
-        cache.store(REQUEST, answer())
+        cache.store(REQUEST, answer(), None)
         fixture.serve("1")
-        assert await cache.lookup(REQUEST) is None
+        assert (await cache.lookup(REQUEST)).response is None
 
 
 @pytest.mark.parametrize(
@@ -177,15 +180,15 @@ async def test_a_planted_or_damaged_row_is_a_miss_is_removed_and_runs_nothing(
             return os.mkdir, (str(marker),)
 
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer())
+        cache.store(REQUEST, answer(), None)
     values = [pickle.dumps(Hostile())] if "?" in statement else []
     fixture.tamper(statement, *values)
     async with fixture.cache() as cache:
-        assert await cache.lookup(REQUEST) is None
+        assert (await cache.lookup(REQUEST)).response is None
         assert [type(e) for e in fixture.events if isinstance(e, CacheFault)] == [CacheFault]
         assert fixture.rows() == 0
-        cache.store(REQUEST, answer())
-        assert await cache.lookup(REQUEST) is not None
+        cache.store(REQUEST, answer(), None)
+        assert (await cache.lookup(REQUEST)).response is not None
     assert not marker.exists()
     assert outside.read_bytes() == b"secret"
 
@@ -193,23 +196,23 @@ async def test_a_planted_or_damaged_row_is_a_miss_is_removed_and_runs_nothing(
 async def test_a_row_moved_under_another_key_is_not_served(fixture: Fixture) -> None:
     other = dataclasses.replace(REQUEST, classes=2)
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer())
-        cache.store(other, answer(y=9.0))
+        cache.store(REQUEST, answer(), None)
+        cache.store(other, answer(y=9.0), None)
     with sqlite3.connect(fixture.folder / "cache.db") as db:
         (first, a), (second, b) = db.execute("SELECT rowid, value FROM Cache ORDER BY rowid").fetchall()
         db.execute("UPDATE Cache SET value = ? WHERE rowid = ?", (b, first))
         db.execute("UPDATE Cache SET value = ? WHERE rowid = ?", (a, second))
     db.close()
     async with fixture.cache() as cache:
-        assert await cache.lookup(REQUEST) is None
-        assert await cache.lookup(other) is None
+        assert (await cache.lookup(REQUEST)).response is None
+        assert (await cache.lookup(other)).response is None
 
 
 async def test_a_folder_that_cannot_be_used_means_no_cache_not_no_service(fixture: Fixture) -> None:
     fixture.folder.write_bytes(b"a file where the folder should be")
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer())
-        assert await cache.lookup(REQUEST) is None
+        cache.store(REQUEST, answer(), None)
+        assert (await cache.lookup(REQUEST)).response is None
     assert any(isinstance(event, CacheFault) for event in fixture.events)
 
 
@@ -217,6 +220,6 @@ async def test_the_quota_is_kept(fixture: Fixture) -> None:
     big = dataclasses.replace(answer(), outputs={"y": np.random.default_rng(1).random((1, 50_000), np.float32)})
     async with fixture.cache(quota_bytes=2 << 20) as cache:
         for i in range(40):  # 8 MB of answers
-            cache.store(dataclasses.replace(REQUEST, parameters={"i": i}), big)
+            cache.store(dataclasses.replace(REQUEST, parameters={"i": i}), big, None)
             await asyncio.sleep(0.002)
     assert (fixture.folder / "cache.db").stat().st_size < 4 << 20

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from common.errors import DeadlineExceeded, EngineError, Overloaded
+from common.errors import DeadlineExceeded, EngineError, Overloaded, Unavailable
 from common.request import Context, Priority
 from common.serving.device import Device
 from common.serving.engine import Batch
@@ -148,6 +148,89 @@ async def test_a_swap_under_load_fails_nobody_and_closes_the_old_engine_after_it
     assert [engine.is_closed for engine in engines] == [True] * 19 + [False]
 
 
+async def test_a_call_is_answered_at_its_deadline_even_while_the_engine_runs_it(device: Device) -> None:
+    engine = FakeEngine(gate=threading.Event())
+    slot = slot_with(device, engine)
+    start = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match="while the engine was running"):
+        await call(device, slot, deadline=start + 0.05)
+    assert time.monotonic() - start < 1.0
+    engine.gate.set()  # type: ignore[union-attr]
+    assert float((await call(device, slot, x=3))[0, 0]) == 6  # the engine is free again
+
+
+@pytest.mark.parametrize("answer", [None, [None], [{"y": 1}]])
+async def test_an_engine_that_answers_nonsense_fails_its_caller_and_serves_on(device: Device, answer: object) -> None:
+    class Odd(FakeEngine):
+        def run(self, batch: Batch):  # type: ignore[no-untyped-def]
+            return super().run(batch) if batch.items[0]["x"][0, 0] > 0 else answer
+
+    slot = slot_with(device, Odd())
+    with pytest.raises(EngineError):
+        await call(device, slot, x=-1)
+    assert float((await call(device, slot, x=3))[0, 0]) == 6
+
+
+async def test_an_engine_that_cannot_be_closed_does_not_stop_the_device(device: Device) -> None:
+    class Sticky(FakeEngine):
+        def close(self) -> None:
+            raise RuntimeError("busy")
+
+    slot = slot_with(device, Sticky())
+    slot.swap(loaded(FakeEngine(), "2"))
+    assert float((await call(device, slot, x=3))[0, 0]) == 6
+
+
+async def test_one_slow_batch_does_not_keep_later_calls_away(device: Device) -> None:
+    engine = FakeEngine(base_s=0.01)
+    slot = slot_with(device, engine)
+    await call(device, slot)
+    engine.base_s = 0.3  # one stall
+    await call(device, slot)
+    engine.base_s = 0.01
+    for _ in range(10):
+        await call(device, slot, deadline=time.monotonic() + 0.05)
+
+
+async def test_a_flood_of_a_low_class_does_not_refuse_a_higher_one() -> None:
+    async with Device(max_queue_rows=8) as device:
+        engine = FakeEngine(gate=threading.Event())
+        slot = slot_with(device, engine)
+        first = asyncio.create_task(call(device, slot))
+        await asyncio.sleep(0.01)
+        flood = [asyncio.create_task(call(device, slot, priority=Priority.OFFLINE)) for _ in range(8)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(Overloaded):
+            await call(device, slot, priority=Priority.OFFLINE)
+        urgent = asyncio.create_task(call(device, slot, priority=Priority.REALTIME))
+        await asyncio.sleep(0.01)
+        engine.gate.set()  # type: ignore[union-attr]
+        await asyncio.gather(first, urgent, *flood)
+
+
+async def test_closing_the_device_answers_everybody() -> None:
+    async with Device() as device:
+        engine = FakeEngine(base_s=0.05)
+        slot = EngineSlot("double", device.close_engine)
+        slot.swap(loaded(engine, model=config(max_batch=1)))
+        calls = [asyncio.create_task(call(device, slot)) for _ in range(5)]
+        await asyncio.sleep(0.01)
+    answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    assert not isinstance(answers[0], BaseException)  # it was running
+    assert all(isinstance(answer, Unavailable) for answer in answers[1:])
+    with pytest.raises(Unavailable, match="closed"):
+        await call(device, slot)
+
+
+async def test_room_is_kept_for_what_is_still_being_prepared() -> None:
+    async with Device(max_queue_rows=4) as device:
+        with device.preparing("double", 3, Context()):
+            assert device.rows_ahead(Priority.INTERACTIVE) == 3
+            with pytest.raises(Overloaded), device.preparing("double", 2, Context()):
+                pass
+        assert device.rows_ahead(Priority.INTERACTIVE) == 0
+
+
 async def test_a_realtime_call_overtakes_a_flood_of_batch_calls(device: Device) -> None:
     engine = FakeEngine(base_s=0.01)
     slot = EngineSlot("double", device.close_engine)
@@ -159,5 +242,5 @@ async def test_a_realtime_call_overtakes_a_flood_of_batch_calls(device: Device) 
     for task in flood:
         task.cancel()
     await asyncio.gather(*flood, return_exceptions=True)
-    assert device.scheduler.queued_rows == 0
+    assert device.scheduler.rows_ahead(Priority.OFFLINE) == 0
     assert math.isinf(device.scheduler.wake_at())

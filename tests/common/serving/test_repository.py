@@ -1,3 +1,4 @@
+import asyncio
 import threading
 from pathlib import Path
 
@@ -106,3 +107,43 @@ async def test_building_shows_until_the_engine_is_up(fixture: Fixture) -> None:
         repository.lease("double")
     repository.activate(loaded(FakeEngine()), installed())
     assert repository.readiness("double") is Readiness.READY
+
+
+async def test_an_unload_while_a_version_is_activated_wins_or_comes_first_but_never_serves_after(
+    fixture: Fixture,
+) -> None:
+    repository = fixture.repository
+    for version in range(1, 60):
+        other = threading.Thread(
+            target=repository.activate, args=(loaded(FakeEngine(), str(version)), installed(str(version)))
+        )
+        repository.activate(loaded(FakeEngine(), "0"), installed("0"))
+        other.start()
+        await repository.unload("double")
+        other.join()
+        assert repository.current("double") is None
+        await repository.load("double")
+
+
+async def test_a_load_whose_caller_leaves_leaves_no_engine_behind(fixture: Fixture) -> None:
+    repository = fixture.repository
+    repository.activate(loaded(FakeEngine()), installed())
+    await repository.unload("double")
+    opening, go_on = threading.Event(), threading.Event()
+    original = fixture.open
+
+    def slow(what: Installed) -> LoadedEngine:
+        opening.set()
+        assert go_on.wait(5)
+        return original(what)
+
+    repository._open = slow
+    leaving = asyncio.create_task(repository.load("double"))
+    await asyncio.to_thread(opening.wait, 5)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    go_on.set()
+    async with asyncio.timeout(5):
+        while repository.current("double") is None:
+            await asyncio.sleep(0.01)
+    assert len(fixture.opened) == 1  # it serves: it was not lost

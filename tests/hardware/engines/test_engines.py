@@ -85,7 +85,7 @@ def test_a_batch_of_several_requests_equals_each_alone(engine: Engine) -> None:
 
 
 def test_warming_measures_a_latency(engine: Engine) -> None:
-    assert 0 < engine.warm().seconds(1) < 1
+    assert 0 < engine.warm().seconds(1, 0.0) < 1
 
 
 def test_a_closed_engine_refuses(engine: Engine) -> None:
