@@ -19,8 +19,9 @@ $(STAMP): pyproject.toml constraints.txt
 up: install
 	$(BIN)/outrider up
 
+# Two processes: the tests that start whole systems stay together in one, everything else runs beside them.
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: install
 	$(BIN)/ruff check .

@@ -152,10 +152,13 @@ def _sizes(store: Store, manifest: Manifest, before: Manifest | None, files: tup
 
 
 def source_digest(spec: Path) -> str:
-    """BLAKE3 (hex) over model.toml and every file that it names: equal digests give equal bundles.
+    """BLAKE3 (hex) over all that a bundle is made from: model.toml, every file that it names, the source file of its
+    torch factory, and the builder itself (this distribution's version).
 
     Raises `ConfigError` for a wrong model.toml and `BuildError` for a file that cannot be read.
     """
+    from importlib.metadata import version
+
     from blake3 import blake3
 
     from common.errors import BuildError
@@ -169,13 +172,31 @@ def source_digest(spec: Path) -> str:
         wanted.holdout.file,
         wanted.labels,
     )
-    digest = blake3()
-    for path in (spec, *(spec.parent / name for name in named if name is not None)):
+    digest = blake3(version("outrider").encode())
+    files = [spec, *(spec.parent / name for name in named if name is not None)]
+    if wanted.source.factory is not None:
+        files.append(_code_of(wanted.source.factory))
+    for path in files:
         try:
             digest.update(path.name.encode() + b"\0" + blake3(path.read_bytes()).digest())
         except OSError as exc:
             raise BuildError(f"{spec}: {path} cannot be read: {exc.strerror}") from exc
     return digest.hexdigest()
+
+
+def _code_of(factory: str) -> Path:
+    """The file that defines a factory; what that file imports is not looked at."""
+    from importlib.util import find_spec
+
+    from common.errors import BuildError
+
+    try:
+        found = find_spec(factory.partition(":")[0])
+    except (ImportError, ValueError) as exc:
+        raise BuildError(f"factory {factory!r} cannot be found: {exc}") from exc
+    if found is None or found.origin is None:
+        raise BuildError(f"factory {factory!r} cannot be found: no such module is installed here")
+    return Path(found.origin)
 
 
 def bundle_of(spec: Path, digest: str, bundles: Path, *, skip_gate: bool, say: Progress) -> Path:

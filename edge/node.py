@@ -99,6 +99,7 @@ class Node(ServingProcess):
             catalog=NodeCatalog(local.repository, client),
             cache=cache,
             on_event=self.on_event,
+            is_ready=lambda: client is not None or any(map(local.repository.current, local.repository.models())),
         )
         for model in config.models:
             await local.serve_bundle(Path(model.bundle), model.version)

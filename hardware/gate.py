@@ -11,6 +11,7 @@ the held-out set) and on every node (on the bundle's few golden rows), so it nee
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -160,11 +161,16 @@ def _softmax(logits: Array) -> Array:
 
 
 def _difference(have: float, want: float, rows: float) -> float:
-    return float((want - have) / rows)
+    return _known((want - have) / rows)
 
 
 def _ratio(have: float, want: float, rows: float) -> float:
-    return float(1 - have / want) if want > 0 else 0.0
+    return _known(1 - have / want) if want > 0 else math.inf
+
+
+def _known(value: float) -> float:
+    """A loss that cannot be computed is not one that may pass."""
+    return float(value) if math.isfinite(value) else math.inf
 
 
 _REDUCE: dict[Metric, Callable[[float, float, float], float]] = {

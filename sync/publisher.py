@@ -69,7 +69,8 @@ class Publisher:
         self._repository = Repository(store, keys, lives=lives, clock=clock)
 
     def publish(self, folder: Path, *, force: bool = False, wait_s: float = 60.0) -> Published:
-        """Makes the bundle in `folder` the desired version of its model. Identical content is a no-op unless `force`.
+        """Makes the bundle in `folder` the desired version of its model. Identical content is a no-op unless `force`,
+        which also checks every object that the store has already, and mends what is damaged.
 
         Raises `BundleError` (folder incomplete), `StoreBusy` (lock not free within `wait_s`), `TrustError` (keys).
         """
@@ -96,7 +97,7 @@ class Publisher:
         current = self.current(model)
         history = self._history(model, current)
         bases = _by_place(history)
-        entries = tuple(self._store_file(name, path, bases) for name, path in files.items())
+        entries = tuple(self._store_file(name, path, bases, heals=force) for name, path in files.items())
         manifest = Manifest(
             model=model,
             version=str(1 + max((int(one.version) for one in history), default=0)),
@@ -136,11 +137,11 @@ class Publisher:
             version = manifest.parent
         return history
 
-    def _store_file(self, name: str, path: Path, bases: Bases) -> FileEntry:
+    def _store_file(self, name: str, path: Path, bases: Bases, *, heals: bool) -> FileEntry:
         layout = read_layout(path)
         with _opened(path) as fd:
             cuts, before = cut(layout), os.fstat(fd)
-            slabs = tuple(self._store_slab(fd, one, bases.get((name, one.key), [])) for one in cuts)
+            slabs = tuple(self._store_slab(fd, one, bases.get((name, one.key), []), heals=heals) for one in cuts)
             digest, size = _hash(fd)
             after = os.fstat(fd)
         if size != layout.size or before.st_mtime_ns != after.st_mtime_ns:
@@ -148,10 +149,14 @@ class Publisher:
         tensors = tuple(_entry(tensor, indices) for tensor, indices in _slabs_of(layout.tensors, cuts))
         return FileEntry(path=name, size=size, digest=digest, tensors=tensors, slabs=slabs)
 
-    def _store_slab(self, fd: int, place: Cut, bases: list[SlabEntry]) -> SlabEntry:
+    def _store_slab(self, fd: int, place: Cut, bases: list[SlabEntry], *, heals: bool) -> SlabEntry:
+        """`heals`: an object that the store has is read, and written anew where it is damaged."""
         raw = read_pieces(fd, place.pieces)
         slab = slab_id(raw)
         full = self._store.full_bytes(slab)
+        if full is not None and heals and not self._is_sound(slab, len(raw)):
+            self._store.drop_full(slab)
+            full = None
         if full is None:
             data = codec.encode_full(raw, place.width)
             self._store.put_full(slab, data)
@@ -170,6 +175,13 @@ class Publisher:
             data = codec.encode_delta(raw, base_raw, place.width, is_float=place.is_float)
             if len(data) < full_bytes:
                 self._store.put_delta(slab, base.id, data)
+
+    def _is_sound(self, slab: str, length: int) -> bool:
+        data = self._store.full(slab)
+        try:
+            return data is not None and bool(codec.decode(data, slab=slab, length=length))
+        except CorruptSlab:
+            return False
 
     def _raw(self, slab: SlabEntry) -> bytes | None:
         """From the store; None when it is gone or damaged there: then there is no delta, that is all."""

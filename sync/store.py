@@ -40,6 +40,10 @@ class Store:
     def put_delta(self, slab: str, base: str, data: bytes) -> bool:
         return self._create(self._object(slab, f"delta.{base}"), data)
 
+    def drop_full(self, slab: str) -> None:
+        """Takes a damaged object out, so that it can be written anew."""
+        self._object(slab, "full").unlink(missing_ok=True)
+
     def full(self, slab: str) -> bytes | None:
         return _read(self._object(slab, "full"))
 

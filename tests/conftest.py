@@ -9,6 +9,13 @@ from pathlib import Path
 import pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares `bundles` runs in one process, one after the other, however many processes there are."""
+    for item in items:
+        if "bundles" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("bundles"))
+
+
 @dataclass(frozen=True)
 class Built:
     """A model's source folder and the bundle that was built from it."""

@@ -1,4 +1,5 @@
-"""The seam to whatever computes: an engine is blocking and is called from its device's thread only."""
+"""The seam to whatever computes. An engine blocks, and is called by one thread at a time: by who opens, warms and gates
+it first, then by its device's thread alone."""
 
 from __future__ import annotations
 

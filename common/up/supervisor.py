@@ -26,7 +26,7 @@ class Program:
     name: str
     argv: tuple[str, ...]
     log: Path
-    stop_s: float = 20.0
+    stop_s: float = 30.0  # a node: 10 to drain, 10 for its agent, 5 for its device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

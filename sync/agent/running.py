@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.errors import ConfigError
 from sync.agent.agent import EVERY_MODEL, Agent, AgentConfig
 from sync.agent.ports import Installer
 from sync.events import Hook, ignore
@@ -39,7 +40,7 @@ async def running_agent(
 ) -> AsyncIterator[Agent]:
     """Restores what is on the disk before it yields, polls and listens meanwhile, ends the thread on leaving.
 
-    Raises `StoreBusy` when another agent has `folder`, `OSError` when there is no root at `options.root`.
+    Raises `StoreBusy` when another agent has `folder`, `ConfigError` when there is no root at `options.root`.
     """
     config = AgentConfig(
         folder=folder,
@@ -50,7 +51,11 @@ async def running_agent(
         interval_s=options.interval_s,
         min_gap_s=options.min_gap_s,
     )
-    agent = await asyncio.to_thread(Agent, config, installer, on_event=on_event)
+    try:
+        agent = await asyncio.to_thread(Agent, config, installer, on_event=on_event)
+    except OSError as exc:
+        accepted = "the sync service's first root.json, and a folder to write in"
+        raise ConfigError("sync", str(exc.filename or folder), f"cannot be used: {exc.strerror}", accepted) from exc
     agent.start()
     listening: asyncio.Task[None] | None = None
     try:

@@ -138,3 +138,10 @@ def test_the_gate_needs_neither_onnx_nor_torch() -> None:
     heavy = "{'torch', 'onnx', 'onnxruntime'} & set(sys.modules)"
     code = f"import sys, hardware.gate; sys.exit(bool({heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("metric", ["expected_accuracy", "cosine"])
+def test_a_loss_that_cannot_be_computed_never_passes(metric: str) -> None:
+    outputs = np.array([[9.0, 0.0], [np.nan, 1.0]], np.float32)
+    value = loss(Reference(metric=metric, outputs=outputs), np.ones((2, 2), np.float32))  # type: ignore[arg-type]
+    assert not value <= 0.02

@@ -130,3 +130,12 @@ def test_large_tensors_are_cut(world: World) -> None:
     (tensor,) = full.tensors
     assert len(tensor.slabs) == 4096 * 256 * 4 >> 20
     assert full.size == os.stat(world.folder / "bundle/full/model.safetensors").st_size
+
+
+def test_forcing_mends_a_damaged_object_in_the_store(world: World) -> None:
+    world.publish(weights())
+    path = max((world.store.root / "objects").rglob("*.full"), key=lambda one: one.stat().st_size)
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    world.publish(weights(), force=True)
+    assert path.read_bytes() == sound

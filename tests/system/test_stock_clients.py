@@ -15,6 +15,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from cloud.publish import source_digest
 from common.images import ImagePipeline, prepare
 from common.tensorfile import read_tensors
 from common.tensors import Array
@@ -61,7 +62,8 @@ def images(up: Up, bundles: Path) -> Array:
 def expected(bundles: Path, model: str, where: str, inputs: dict[str, Array]) -> Array:
     """The logits of the file that should be served there, straight from ONNX Runtime: INT8 on the edge, else FP32."""
     variant = "cpu-int8" if where.startswith("edge") else "full"
-    [path] = (bundles / "bundles" / model).glob(f"*/{variant}/model.onnx")
+    spec = bundles / "sources" / f"{model}-v1" / "model.toml"
+    path = bundles / "bundles" / model / source_digest(spec)[:32] / variant / "model.onnx"
     return np.asarray(ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, inputs)[0])
 
 
