@@ -19,9 +19,8 @@ $(STAMP): pyproject.toml constraints.txt
 up: install
 	$(BIN)/outrider up
 
-# Two processes: the tests that start whole systems stay together in one, everything else runs beside them.
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest
 
 lint: install
 	$(BIN)/ruff check .

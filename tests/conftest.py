@@ -9,13 +9,6 @@ from pathlib import Path
 import pytest
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What shares `bundles` runs in one process, one after the other, however many processes there are."""
-    for item in items:
-        if "bundles" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("bundles"))
-
-
 @dataclass(frozen=True)
 class Built:
     """A model's source folder and the bundle that was built from it."""
@@ -25,13 +18,19 @@ class Built:
 
 
 @pytest.fixture(scope="session")
-def digits_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a user would bring for `digits`: model.toml, checkpoint, data. Trained once; copy it to change it."""
-    from hardware.demo.prepare import prepare
+def digits_sources(bundles: Path) -> dict[str, Path]:
+    """What a user would bring for `digits` at each stage: model.toml, checkpoint, data. Copy a folder to change it."""
+    from hardware.demo.digits import STAGES
+    from hardware.demo.prepare import prepare_stages
 
-    folder = tmp_path_factory.mktemp("digits")
-    prepare("digits", folder, progress=lambda _line: None)
-    return folder
+    folders = {stage: bundles / "sources" / f"digits-{stage}" for stage in STAGES}
+    prepare_stages("digits", bundles / "sources", STAGES, progress=lambda _line: None)
+    return dict(folders)
+
+
+@pytest.fixture(scope="session")
+def digits_source(digits_sources: dict[str, Path]) -> Path:
+    return digits_sources["v1"]
 
 
 @pytest.fixture(scope="session")

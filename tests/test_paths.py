@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,7 +18,6 @@ import pytest
 
 from common.cli import parser
 from edge import CacheOptions, Node, NodeConfig, ServerOptions
-from hardware.demo.prepare import prepare
 from sync.agent.running import SyncOptions
 from sync.service import ServiceConfig, service
 
@@ -70,10 +70,10 @@ def test_each_list_is_short_and_each_file_opens_with_what_it_owns(heading: str) 
         assert f"def {function.rpartition('.')[2]}(" in text
 
 
-async def test_a_push_and_a_call_run_through_the_listed_files_in_order(tmp_path: Path) -> None:
+async def test_a_push_and_a_call_run_through_the_listed_files_in_order(tmp_path: Path, digits_source: Path) -> None:
     push, request = listed("The parameter path"), listed("The request path")
     source, store, keys = tmp_path / "source", tmp_path / "store", tmp_path / "keys"
-    prepare("digits", source, progress=lambda _line: None)
+    shutil.copytree(digits_source, source)
     where = ("--store", store, "--keys", keys)
     assert outrider("sync", "keys", "init", *where, "--root", tmp_path / "root.json") == 0
     with recording({*push, *request}) as seen:

@@ -40,12 +40,15 @@ class Layout:
         return self.state / "root.json"
 
 
+KINDS = ("broker", "sync", "worker", "gateway", "edge")  # each leans on those before it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """One child: its `outrider` subcommand, and the configuration file that it reads, if any."""
 
     name: str
-    kind: str  # broker | sync | gateway | worker | edge
+    kind: str  # one of KINDS
     command: tuple[str, ...]
     config: str = ""
     models: tuple[str, ...] = ()  # what it has to serve before the system is ready

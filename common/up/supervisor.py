@@ -1,4 +1,4 @@
-"""Runs programs as child processes: starts them in order, restarts a dead one with backoff, stops all in reverse.
+"""Runs programs as child processes: restarts a dead one with backoff, stops all in order.
 
 Knows nothing of what they are. A child has a session of its own, so that Ctrl-C reaches the supervisor alone, which
 then stops them in order; the kernel ends the children if the supervisor itself is killed.
@@ -21,11 +21,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One child. Its output is appended to `log`; `stop_s` bounds its way from SIGTERM to its end."""
+    """One child. Its output is appended to `log`; `stop_s` bounds its way from SIGTERM to its end. Higher ranks lean on
+    lower ones: they stop first, equal ones together."""
 
     name: str
     argv: tuple[str, ...]
     log: Path
+    rank: int = 0
     stop_s: float = 30.0  # a node: 10 to drain, 10 for its agent, 5 for its device
 
 
@@ -48,15 +50,18 @@ class Supervisor:
         self._backoff = backoff or Backoff()
         self._note = on_note
         self._children: dict[str, asyncio.subprocess.Process] = {}
-        self._keepers: dict[str, tuple[Program, asyncio.Task[None]]] = {}  # in start order
+        self._keepers: dict[str, tuple[Program, asyncio.Task[None]]] = {}
         self.restarts: dict[str, int] = {}
 
     async def __aenter__(self) -> Supervisor:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for name in reversed(list(self._keepers)):
-            await self.stop(name)
+        ranks: dict[int, list[str]] = {}
+        for name, kept in self._keepers.items():
+            ranks.setdefault(kept[0].rank, []).append(name)
+        for rank in sorted(ranks, reverse=True):
+            await asyncio.gather(*(self.stop(name) for name in ranks[rank]))
 
     async def start(self, program: Program) -> None:
         """Starts a child and keeps it alive from now on. Raises `OSError` when it cannot be started at all."""

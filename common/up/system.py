@@ -26,7 +26,7 @@ from common.errors import ConfigError, OutriderError, TargetUnreachable
 from common.up.client import CallFailed, Client
 from common.up.commands import OUTRIDER, outrider
 from common.up.demo import DemoModel
-from common.up.layout import Layout, Process, processes
+from common.up.layout import KINDS, Layout, Process, processes
 from common.up.supervisor import Program, Supervisor
 
 READY_S = 180.0
@@ -83,10 +83,20 @@ class System:
 
     async def source(self, model: DemoModel) -> Path:
         """The model's source folder, written by `outrider demo prepare` where it is not there yet."""
-        folder = self.work / "sources" / model.source
-        if not (folder / "model.toml").exists():
-            await outrider("demo", "prepare", model.name, "--stage", model.stage, "--out", str(folder), say=self.say)
-        return folder
+        await self.sources(model)
+        return self._folder(model)
+
+    async def sources(self, *stages: DemoModel) -> None:
+        """The folders of several stages of one model, in one go."""
+        missing = [stage for stage in stages if not (self._folder(stage) / "model.toml").exists()]
+        if not missing:
+            return
+        flags = [flag for stage in missing for flag in ("--stage", stage.stage)]
+        out = self._folder(missing[0]) if len(missing) == 1 else self.work / "sources"
+        await outrider("demo", "prepare", missing[0].name, *flags, "--out", str(out), say=self.say)
+
+    def _folder(self, model: DemoModel) -> Path:
+        return self.work / "sources" / model.source
 
     async def publish(self, model: DemoModel, *flags: str) -> dict[str, Any]:
         """Builds (once per content) and releases; what `outrider publish --json` says. Raises `CommandFailed`."""
@@ -207,4 +217,5 @@ def _program(process: Process, state: Path) -> Program:
         config.parent.mkdir(exist_ok=True)
         config.write_text(process.config, encoding="utf-8")
         arguments += ["--config", str(config)]
-    return Program(name=process.name, argv=(*OUTRIDER, *arguments), log=state / "log" / f"{process.name}.log")
+    log = state / "log" / f"{process.name}.log"
+    return Program(name=process.name, argv=(*OUTRIDER, *arguments), log=log, rank=KINDS.index(process.kind))

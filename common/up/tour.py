@@ -127,9 +127,7 @@ async def take(
     system = System(layout, bundles=bundles, say=say)
     started = time.monotonic()
     await system.prepare()
-    async with asyncio.TaskGroup() as group:
-        for stage in [stage for name in chosen for stage in STAGES.get(name, ())]:
-            group.create_task(system.source(digits(stage)))
+    await system.sources(*(digits(stage) for name in chosen for stage in STAGES.get(name, ())))
     prepared = time.monotonic()
     async with system, Client() as client:
         up = time.monotonic()

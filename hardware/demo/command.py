@@ -18,15 +18,26 @@ def register(subparsers: Any) -> None:
     prepare = commands.add_parser("prepare", help="write model.toml, checkpoint and data for `outrider model build`")
     prepare.add_argument("model", choices=_MODELS, metavar="MODEL", help=" or ".join(_MODELS))
     prepare.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
-    prepare.add_argument("--stage", choices=_STAGES, default="v1", help="of digits: how far it is trained (v1)")
+    prepare.add_argument(
+        "--stage",
+        action="append",
+        choices=_STAGES,
+        help="of digits: how far it is trained (v1); given several times, each is written to DIR/MODEL-STAGE",
+    )
     prepare.set_defaults(run=_prepare)
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
-    from hardware.demo.prepare import prepare
+    from hardware.demo.prepare import DEFAULT_STAGE, prepare, prepare_stages
 
-    prepare(arguments.model, arguments.out, stage=arguments.stage, progress=lambda line: print(line, file=sys.stderr))
-    print(
-        f"{arguments.out / 'model.toml'} is ready for: outrider model build {arguments.out / 'model.toml'} --out BUNDLE"
-    )
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    stages, out = arguments.stage or [DEFAULT_STAGE], arguments.out
+    if len(stages) > 1:
+        prepare_stages(arguments.model, out, stages, progress=say)
+        print(f"{out / arguments.model}-{{{','.join(stages)}}}/model.toml are ready for: outrider model build")
+    else:
+        prepare(arguments.model, out, stage=stages[0], progress=say)
+        print(f"{out / 'model.toml'} is ready for: outrider model build {out / 'model.toml'} --out BUNDLE")
     return 0

@@ -7,7 +7,7 @@ digits               the same without labels and photos, in one of several stage
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,11 +66,22 @@ max_drop = 0.01
 
 def prepare(model: str, out: Path, *, stage: digits.Stage = DEFAULT_STAGE, progress: Callable[[str], None]) -> None:
     """Fills the folder `out` for one of `MODELS`; `stage` is for ``digits``."""
-    out.mkdir(parents=True, exist_ok=True)
     if model == "digits":
-        _digits(out, stage, progress)
+        _digits({stage: out}, progress)
     else:
         _efficientnet(out, progress)
+
+
+def prepare_stages(
+    model: str, parent: Path, stages: Sequence[digits.Stage], *, progress: Callable[[str], None]
+) -> None:
+    """Fills ``parent/MODEL-STAGE`` for each stage; of ``digits``, each is trained on from the one before."""
+    folders = {stage: parent / f"{model}-{stage}" for stage in stages}
+    if model == "digits":
+        _digits(folders, progress)
+    else:
+        for folder in folders.values():
+            _efficientnet(folder, progress)
 
 
 def digits_data() -> tuple[Array, Array]:
@@ -82,17 +93,26 @@ def digits_data() -> tuple[Array, Array]:
     return (pixels[order] / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels[order].astype(np.int64)
 
 
-def _digits(out: Path, stage: digits.Stage, progress: Callable[[str], None]) -> None:
+def _digits(folders: dict[digits.Stage, Path], progress: Callable[[str], None]) -> None:
     pixels, labels = digits_data()
     seen, heldout = slice(0, _DIGITS_TRAINED), slice(_DIGITS_TRAINED, None)
-    progress(f"digits: training stage {stage} on {_DIGITS_TRAINED} images")
-    write_tensors(out / "checkpoint.safetensors", digits.parameters(stage, pixels[seen], labels[seen]))
-    write_tensors(out / "calibration.safetensors", {"pixels": pixels[:_DIGITS_CALIBRATION]})
-    write_tensors(out / "heldout.safetensors", {"pixels": pixels[heldout], "labels": labels[heldout]})
-    (out / "model.toml").write_text(_DIGITS_TOML, encoding="utf-8")
+    progress(f"digits: training {', '.join(folders)} on {_DIGITS_TRAINED} images")
+    missing = set(folders)
+    for stage, checkpoint in digits.stages(pixels[seen], labels[seen]):
+        if stage in missing:
+            missing.remove(stage)
+            out = folders[stage]
+            out.mkdir(parents=True, exist_ok=True)
+            write_tensors(out / "checkpoint.safetensors", checkpoint)
+            write_tensors(out / "calibration.safetensors", {"pixels": pixels[:_DIGITS_CALIBRATION]})
+            write_tensors(out / "heldout.safetensors", {"pixels": pixels[heldout], "labels": labels[heldout]})
+            (out / "model.toml").write_text(_DIGITS_TOML, encoding="utf-8")
+        if not missing:
+            return
 
 
 def _efficientnet(out: Path, progress: Callable[[str], None]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
     chosen = photos.split()
     progress(f"efficientnet-lite0: crops of {len(chosen.calibration) + len(chosen.heldout)} photos")
     calibration = [photos.crops(name, photos.CALIBRATION_CROPS, _PIPELINE) for name in chosen.calibration]

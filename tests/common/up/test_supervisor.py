@@ -11,8 +11,10 @@ from common.up.supervisor import Backoff, Program, Supervisor
 QUICK = Backoff(first_s=0.01, longest_s=0.02, settled_s=60.0)
 
 
-def python(name: str, code: str, folder: Path, *arguments: str, stop_s: float = 10.0) -> Program:
-    return Program(name=name, argv=(sys.executable, "-c", code, *arguments), log=folder / f"{name}.log", stop_s=stop_s)
+def python(name: str, code: str, folder: Path, *arguments: str, stop_s: float = 10.0, rank: int = 0) -> Program:
+    return Program(
+        rank=rank, name=name, argv=(sys.executable, "-c", code, *arguments), log=folder / f"{name}.log", stop_s=stop_s
+    )
 
 
 async def until(condition: object, timeout_s: float = 10.0) -> None:
@@ -38,7 +40,7 @@ async def test_a_child_that_dies_is_started_again_with_its_output_kept(tmp_path:
     assert "exit code 3" in notes[0]
 
 
-async def test_children_stop_in_reverse_order_and_none_is_left(tmp_path: Path) -> None:
+async def test_what_leans_on_others_stops_first_and_none_is_left(tmp_path: Path) -> None:
     code = (
         "import signal, sys, time\n"
         "def stop(*_):\n    open(sys.argv[1], 'a').write(sys.argv[2] + '\\n'); sys.exit(0)\n"
@@ -47,8 +49,8 @@ async def test_children_stop_in_reverse_order_and_none_is_left(tmp_path: Path) -
     order = tmp_path / "order"
     pids = []
     async with Supervisor(backoff=QUICK) as supervisor:
-        for name in ("first", "second", "third"):
-            await supervisor.start(python(name, code, tmp_path, str(order), name))
+        for rank, name in enumerate(("first", "second", "third")):
+            await supervisor.start(python(name, code, tmp_path, str(order), name, rank=rank))
             log = tmp_path / f"{name}.log"
             await until(lambda log=log: "up" in log.read_text())
             pids.append(supervisor.pid(name))

@@ -15,7 +15,6 @@ from hardware.build.export import export_onnx, load_module
 from hardware.build.graph import Graph, simplify
 from hardware.build.layers import Layer, find_layers
 from hardware.build.spec import ModelSpec, load_spec
-from hardware.demo.prepare import prepare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,24 +39,23 @@ class Fp32:
     heldout: Rows
 
 
-def _prepared(folder: Path, stage: str) -> Prepared:
-    prepare("digits", folder, stage=stage, progress=lambda line: None)  # type: ignore[arg-type]
+def _prepared(folder: Path) -> Prepared:
     return Prepared(folder=folder, spec=load_spec(folder / "model.toml"))
 
 
 @pytest.fixture(scope="session")
-def digits_v2(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return _prepared(tmp_path_factory.mktemp("digits-v2"), "v2")
+def digits_v2(digits_sources: dict[str, Path]) -> Prepared:
+    return _prepared(digits_sources["v2"])
 
 
 @pytest.fixture(scope="session")
-def digits_v3(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return _prepared(tmp_path_factory.mktemp("digits-v3"), "v3")
+def digits_v3(digits_sources: dict[str, Path]) -> Prepared:
+    return _prepared(digits_sources["v3"])
 
 
 @pytest.fixture(scope="session")
-def collapsed(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return _prepared(tmp_path_factory.mktemp("digits-collapsed"), "collapsed")
+def collapsed(digits_sources: dict[str, Path]) -> Prepared:
+    return _prepared(digits_sources["collapsed"])
 
 
 @pytest.fixture(scope="session")
