@@ -201,13 +201,14 @@ def _code_of(factory: str) -> Path:
 
 def bundle_of(spec: Path, digest: str, bundles: Path, *, skip_gate: bool, say: Progress) -> Path:
     """The bundle of this content, built where it is not there yet, starting from what its predecessor left in float."""
-    from hardware.build.build import build
     from hardware.build.spec import load_spec
 
     wanted = load_spec(spec)
     home = bundles / wanted.name
     folder = home / (digest[:32] + ("-ungated" if skip_gate else ""))
     if not folder.exists():
+        from hardware.build.build import build  # brings torch: two seconds that a bundle which is there does not need
+
         latest = home / _LATEST
         predecessor = home / latest.read_text(encoding="utf-8").strip() if latest.exists() else None
         if predecessor is not None and not predecessor.exists():
