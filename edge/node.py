@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from common.request import Context, Parameter, Priority, Privacy, Request, Response
+from common.serving.breaker import TargetBreakers
 from common.serving.dataplane import DataPlane
 from common.serving.router import Router
 from common.serving.target import Target
@@ -95,7 +96,7 @@ class Node(ServingProcess):
             )
         self.dataplane = DataPlane(
             name=config.name,
-            router=Router(targets, EdgeFirst(), on_event=self.on_event),
+            router=Router(targets, EdgeFirst(), breakers=TargetBreakers(), on_event=self.on_event),
             catalog=NodeCatalog(local.repository, client),
             cache=cache,
             on_event=self.on_event,

@@ -1,4 +1,4 @@
-"""Walks the policy's plan: tries each target once, says why it went on, stamps the answer.
+"""Walks the policy's plan: tries each target once, passes over what its breaker holds back, stamps the answer.
 
 Owns fallback: which errors are the caller's own (returned at once), which let the next target try, and what the caller
 hears when no target answered. Leaves ranking to the policy, and work to the targets.
@@ -21,7 +21,8 @@ from common.errors import (
     Unavailable,
 )
 from common.request import Reason, Request, Response
-from common.serving.policy import Policy
+from common.serving.breaker import Breakers, NoBreakers
+from common.serving.policy import Plan, Policy
 from common.serving.target import Target
 from common.telemetry.events import Hook, TargetFailed, ignore
 
@@ -38,10 +39,17 @@ _FALLS_BACK: tuple[tuple[type[OutriderError], Reason], ...] = (
 
 class Router:
     def __init__(
-        self, targets: Iterable[Target], policy: Policy, *, on_event: Hook = ignore, clock: Clock | None = None
+        self,
+        targets: Iterable[Target],
+        policy: Policy,
+        *,
+        breakers: Breakers | None = None,
+        on_event: Hook = ignore,
+        clock: Clock | None = None,
     ) -> None:
         self._targets = {target.name: target for target in targets}
         self._policy = policy
+        self._breakers = breakers or NoBreakers()
         self._on_event = on_event
         self._clock = clock or SystemClock()
 
@@ -51,26 +59,46 @@ class Router:
         The caller's own error is raised at once. When no target answered, the last one's error is raised, unless that
         one does not even know the model: then the error of the one that does.
         """
-        plan = self._policy.rank(request, self._targets, self._clock.monotonic())
+        now = self._clock.monotonic()
+        plan = self._policy.rank(request, self._targets, now)
         failed: OutriderError | None = None
+        moved_on: Reason | None = None
         for step in plan.steps:
-            reason = None if step.stays else step.reason or _reason_to_go_on(failed)
+            if not self._breakers.allows(step.target.name, request.model, now):
+                moved_on = Reason.BREAKER_OPEN
+                continue
+            if failed is not None and not self._breakers.may_retry(failed):
+                break
             try:
-                return await self._try(step.target, request, reason)
+                return await self._try(step.target, request, None if step.stays else step.reason or moved_on)
             except OutriderError as exc:
-                if _reason_to_go_on(exc) is None and not isinstance(exc, NotFound):
+                moved_on = _reason_to_go_on(exc)
+                if moved_on is None and not isinstance(exc, NotFound):
                     raise
                 self._report(request, step.target, exc)
                 failed = exc if failed is None or not isinstance(exc, NotFound) else failed
-        assert failed is not None, "a plan has at least one step"
-        raise failed
+        raise failed or self._all_open(request, plan)
 
     async def _try(self, target: Target, request: Request, reason: Reason | None) -> Response:
         if reason is not request.context.reason:
             request = dataclasses.replace(request, context=dataclasses.replace(request.context, reason=reason))
-        response = await target.infer(request)
+        had_s = request.context.deadline - self._clock.monotonic()
+        try:
+            response = await target.infer(request)
+        except BaseException as exc:
+            self._breakers.failed(target.name, request.model, exc, had_s, self._clock.monotonic())
+            raise
+        self._breakers.answered(target.name, request.model)
         return dataclasses.replace(
             response, stamp=dataclasses.replace(response.stamp, target=target.name, reason=reason)
+        )
+
+    def _all_open(self, request: Request, plan: Plan) -> Unavailable:
+        names = [step.target.name for step in plan.steps]
+        opens_at = min(self._breakers.opens_at(name, request.model) for name in names)
+        return Unavailable(
+            f"model {request.model!r}: {' and '.join(names)} failed lately and are left alone for now",
+            retry_after_s=max(0.0, opens_at - self._clock.monotonic()),
         )
 
     def _report(self, request: Request, target: Target, exc: OutriderError) -> None:

@@ -1,3 +1,4 @@
+import asyncio
 import dataclasses
 from collections.abc import Mapping
 
@@ -14,12 +15,15 @@ from common.errors import (
     OutsideProfile,
     Overloaded,
     TargetUnreachable,
+    Unavailable,
 )
 from common.request import Context, Reason, Request, Response, Stamp
+from common.serving.breaker import TargetBreakers
 from common.serving.policy import Plan, Step
 from common.serving.router import Router
 from common.serving.target import Estimate, Readiness, Target
 from common.telemetry.events import TargetFailed
+from tests.fakes import FakeClock
 
 REQUEST = Request(model="m", inputs={"x": np.zeros((1, 2), np.float32)})
 
@@ -125,3 +129,59 @@ async def test_the_rest_of_the_context_travels_unchanged() -> None:
     context = Context(id="abc", tenant="t", deadline=5.0, pin="7")
     await Router([cloud], InOrder(Reason.DEADLINE)).infer(dataclasses.replace(REQUEST, context=context))
     assert cloud.seen[0].context == dataclasses.replace(context, reason=Reason.DEADLINE)
+
+
+async def test_after_five_failures_no_call_reaches_the_target_until_its_probe() -> None:
+    clock = FakeClock()
+    edge, cloud = FakeTarget("edge"), FakeTarget("cloud", TargetUnreachable("cloud", "down"))
+    router = Router([cloud, edge], InOrder(Reason.NO_ENGINE), breakers=TargetBreakers(), clock=clock)
+    for _ in range(20):
+        await router.infer(REQUEST)
+    assert len(cloud.seen) == 5
+    clock.advance(0.6)
+    cloud.problem = None
+    assert (await router.infer(REQUEST)).stamp.target == "cloud"
+    assert len(cloud.seen) == 6
+
+
+async def test_a_target_that_is_left_alone_is_a_reason_of_its_own() -> None:
+    edge, cloud = FakeTarget("edge", EngineError("m", "odd")), FakeTarget("cloud")
+    router = Router([edge, cloud], InOrder(), breakers=TargetBreakers(), clock=FakeClock())
+    reasons = [(await router.infer(REQUEST)).stamp.reason for _ in range(7)]
+    assert reasons == [Reason.ENGINE_ERROR] * 5 + [Reason.BREAKER_OPEN] * 2
+    assert len(edge.seen) == 5
+
+
+async def test_with_every_breaker_open_the_caller_is_told_when_to_come_back() -> None:
+    cloud = FakeTarget("cloud", TargetUnreachable("cloud", "down"))
+    router = Router([cloud], InOrder(Reason.NO_ENGINE), breakers=TargetBreakers(), clock=FakeClock())
+    for _ in range(5):
+        with pytest.raises(TargetUnreachable):
+            await router.infer(REQUEST)
+    with pytest.raises(Unavailable, match="left alone") as caught:
+        await router.infer(REQUEST)
+    assert 0 < caught.value.retry_after_s <= 0.5
+    assert len(cloud.seen) == 5
+
+
+async def test_a_cancelled_probe_lets_the_next_one_through() -> None:
+    clock = FakeClock()
+    cloud = FakeTarget("cloud", TargetUnreachable("cloud", "down"))
+    router = Router([cloud], InOrder(Reason.NO_ENGINE), breakers=TargetBreakers(), clock=clock)
+    for _ in range(5):
+        with pytest.raises(TargetUnreachable):
+            await router.infer(REQUEST)
+    clock.advance(1.0)
+
+    async def never(request: Request) -> Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    cloud.infer = never  # type: ignore[method-assign]
+    probe = asyncio.create_task(router.infer(REQUEST))
+    await asyncio.sleep(0)
+    probe.cancel()
+    await asyncio.gather(probe, return_exceptions=True)
+    del cloud.infer  # type: ignore[method-assign]
+    cloud.problem = None
+    assert (await router.infer(REQUEST)).stamp.target == "cloud"
