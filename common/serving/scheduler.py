@@ -112,7 +112,7 @@ class ClassScheduler:
     def next(self, now: float) -> list[Item]:
         batch: list[Item] = []
         rows = 0
-        for priority in Priority:  # most urgent first
+        for priority in [one for one, queued in self._rows.items() if queued]:  # most urgent first
             if not batch and (batch := self._head(priority)):
                 rows = batch[0].rows
             if batch:
