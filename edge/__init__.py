@@ -1,4 +1,5 @@
-"""The edge node. `from edge import Node, NodeConfig` runs one inside an application's own process."""
+"""The edge node. `from edge import Node, NodeConfig` runs one inside an application's own process; `Client` and
+`AsyncClient` call one from another process."""
 
 from __future__ import annotations
 
@@ -6,18 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from common.transport.servers import ServerOptions
+    from edge.client import AsyncClient, Client
     from edge.config import CacheOptions, NodeConfig
     from edge.node import Node
     from hardware.serving import StaticModel
 
 _HOMES = {
+    "AsyncClient": "edge.client",
     "CacheOptions": "edge.config",
+    "Client": "edge.client",
     "Node": "edge.node",
     "NodeConfig": "edge.config",
     "ServerOptions": "common.transport.servers",
     "StaticModel": "hardware.serving",
 }
-__all__ = ["CacheOptions", "Node", "NodeConfig", "ServerOptions", "StaticModel"]
+__all__ = ["AsyncClient", "CacheOptions", "Client", "Node", "NodeConfig", "ServerOptions", "StaticModel"]
 
 
 def __getattr__(name: str) -> Any:
