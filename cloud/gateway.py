@@ -39,5 +39,11 @@ class Gateway(ServingProcess):
     async def _start(self, stack: AsyncExitStack) -> None:
         await stack.enter_async_context(self.members)
         self.servers = await stack.enter_async_context(
-            serve(self.dataplane, self.config.server, metrics=self.metrics.render, trusts_reason=True)
+            serve(
+                self.dataplane,
+                self.config.server,
+                metrics=self.metrics.render,
+                statistics=self.statistics,
+                trusts_reason=True,
+            )
         )

@@ -59,5 +59,11 @@ class Worker(ServingProcess):
                 )
             )
         self.servers = await stack.enter_async_context(
-            serve(self.dataplane, config.server, metrics=self.metrics.render, trusts_reason=True)
+            serve(
+                self.dataplane,
+                config.server,
+                metrics=self.metrics.render,
+                statistics=self.statistics,
+                trusts_reason=True,
+            )
         )

@@ -114,4 +114,6 @@ class Node(ServingProcess):
                     on_event=self.on_event,
                 )
             )
-        self.servers = await enter(serve(self.dataplane, config.server, metrics=self.metrics.render))
+        self.servers = await enter(
+            serve(self.dataplane, config.server, metrics=self.metrics.render, statistics=self.statistics)
+        )

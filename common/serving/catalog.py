@@ -33,6 +33,7 @@ class ModelMetadata:
     platform: str  # engine and variant, for example onnxruntime_cpu-int8
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    max_batch: int = 0  # the most rows of one batch; 0: not known
 
 
 def versions_of(statuses: Iterable[ModelStatus], model: str) -> tuple[str, ...]:

@@ -124,6 +124,7 @@ class Repository:
             platform=loaded.engine.fingerprint.platform,
             inputs=config.inputs,
             outputs=config.outputs,
+            max_batch=config.max_batch,
         )
 
     async def is_model_ready(self, model: str, version: str | None) -> bool:

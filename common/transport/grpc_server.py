@@ -18,11 +18,12 @@ import grpc
 
 from common.serving.catalog import ModelState
 from common.serving.dataplane import DataPlane
-from common.transport import oip, oip_grpc
+from common.serving.statistics import Statistics
+from common.transport import oip, oip_grpc, oip_statistics
 from common.transport.headers import REQUEST_ID, Said, joined, read_context, write_stamp
 from common.transport.listen import DRAIN_S, MAX_BODY_BYTES, Listening, cannot_listen
 from common.transport.proto import oip_pb2 as pb
-from common.transport.status import status_of
+from common.transport.status import Status, status_of
 
 _log = logging.getLogger(__name__)
 _NO_DEADLINE_S = 10 * 365 * 86400.0  # gRPC says "none" as a very far one
@@ -48,6 +49,7 @@ async def serve_grpc(
     host: str = "127.0.0.1",
     port: int | None = 0,
     uds: Path | None = None,
+    statistics: Statistics | None = None,
     trusts_reason: bool = False,
     drain_s: float = DRAIN_S,
 ) -> AsyncIterator[Listening]:
@@ -57,7 +59,7 @@ async def serve_grpc(
     counts. Raises `ConfigError` when an address cannot be had.
     """
     server = grpc.aio.server(options=OPTIONS)
-    server.add_generic_rpc_handlers((_handlers(_Service(dataplane, trusts_reason)),))
+    server.add_generic_rpc_handlers((_handlers(_Service(dataplane, trusts_reason, statistics)),))
     addresses: list[str] = []
     bound = 0
     if port is not None:
@@ -75,8 +77,8 @@ async def serve_grpc(
 
 
 class _Service:
-    def __init__(self, dataplane: DataPlane, trusts_reason: bool) -> None:
-        self._dataplane, self._trusts_reason = dataplane, trusts_reason
+    def __init__(self, dataplane: DataPlane, trusts_reason: bool, statistics: Statistics | None) -> None:
+        self._dataplane, self._trusts_reason, self._statistics = dataplane, trusts_reason, statistics
 
     async def live(self, _request: Any, _call: Any) -> Any:
         return pb.ServerLiveResponse(live=True)
@@ -97,15 +99,41 @@ class _Service:
         metadata = await self._dataplane.catalog.metadata(request.name, request.version or None)
         return oip_grpc.render_metadata(metadata)
 
-    async def infer(self, request: Any, call: Any) -> Any:
-        body = oip_grpc.parse_infer(request)
-        said = Said(
-            id=body.id, version=request.model_version, parameters=body.parameters, remaining_s=_remaining_s(call)
+    async def model_config(self, request: Any, _call: Any) -> Any:
+        metadata = await self._dataplane.catalog.metadata(request.name, request.version or None)
+        return oip_grpc.render_config(metadata)
+
+    async def statistics(self, request: Any, _call: Any) -> Any:
+        entries = await oip_statistics.read(
+            self._dataplane.catalog, self._statistics, request.name, request.version or None
         )
-        context = read_context(_metadata(call), said, time.monotonic(), trusts_reason=self._trusts_reason)
+        return oip_grpc.render_statistics(entries)
+
+    async def infer(self, request: Any, call: Any) -> Any:
+        answer, trailing = await self._answer(request, _metadata(call), _remaining_s(call))
+        call.set_trailing_metadata(tuple(trailing.items()))
+        return answer
+
+    async def stream_infer(self, messages: AsyncIterator[bytes], call: Any) -> AsyncIterator[Any]:
+        """Each request in its turn, as if called alone. A failed one is an error message, and the stream goes on."""
+        metadata = _metadata(call)
+        metadata.pop(REQUEST_ID, None)  # it names the stream; each request has its own id
+        async for data in messages:
+            try:
+                request = oip_grpc.parse_message(pb.ModelInferRequest, data)
+                answer, _ = await self._answer(request, metadata, _remaining_s(call))
+                reply = oip_grpc.render_stream(answer)
+            except Exception as exc:
+                reply = pb.ModelStreamInferResponse(error_message=_status("ModelStreamInfer", exc).text)
+            yield reply
+
+    async def _answer(self, request: Any, metadata: dict[str, str], remaining_s: float) -> tuple[Any, dict[str, str]]:
+        """The answer to one infer request, and what goes beside it."""
+        body = oip_grpc.parse_infer(request)
+        said = Said(id=body.id, version=request.model_version, parameters=body.parameters, remaining_s=remaining_s)
+        context = read_context(metadata, said, time.monotonic(), trusts_reason=self._trusts_reason)
         response = await self._dataplane.infer(body.request(request.model_name, context))
-        call.set_trailing_metadata(tuple((write_stamp(response.stamp) | {REQUEST_ID: context.id}).items()))
-        return oip_grpc.render_infer(response, body.id)
+        return oip_grpc.render_infer(response, body.id), write_stamp(response.stamp) | {REQUEST_ID: context.id}
 
     async def index(self, request: Any, _call: Any) -> Any:
         index = await self._dataplane.catalog.index()
@@ -128,21 +156,38 @@ _METHODS: tuple[tuple[str, str, Any], ...] = (
     ("ServerMetadata", "server", pb.ServerMetadataRequest),
     ("ModelReady", "model_ready", pb.ModelReadyRequest),
     ("ModelMetadata", "model", pb.ModelMetadataRequest),
+    ("ModelConfig", "model_config", pb.ModelConfigRequest),
+    ("ModelStatistics", "statistics", pb.ModelStatisticsRequest),
     ("ModelInfer", "infer", pb.ModelInferRequest),
     ("RepositoryIndex", "index", pb.RepositoryIndexRequest),
     ("RepositoryModelLoad", "load", pb.RepositoryModelLoadRequest),
     ("RepositoryModelUnload", "unload", pb.RepositoryModelUnloadRequest),
 )
 
+# Methods of extensions that stock clients know and that we do not have.
+_REFUSED: dict[str, str] = {
+    "SystemSharedMemoryStatus": oip.NO_SHARED_MEMORY,
+    "SystemSharedMemoryRegister": oip.NO_SHARED_MEMORY,
+    "SystemSharedMemoryUnregister": oip.NO_SHARED_MEMORY,
+    "CudaSharedMemoryStatus": oip.NO_SHARED_MEMORY,
+    "CudaSharedMemoryRegister": oip.NO_SHARED_MEMORY,
+    "CudaSharedMemoryUnregister": oip.NO_SHARED_MEMORY,
+    "TraceSetting": oip.NO_TRACE_SETTINGS,
+    "LogSettings": oip.NO_LOG_SETTINGS,
+}
+
 
 def _handlers(service: _Service) -> Any:
     methods = {
         name: grpc.unary_unary_rpc_method_handler(
-            _errors_as_codes(name, kind, getattr(service, own)),
-            response_serializer=lambda message: message.SerializeToString(),
+            _errors_as_codes(name, kind, getattr(service, own)), response_serializer=_bytes
         )
         for name, own, kind in _METHODS
     }
+    methods |= {name: grpc.unary_unary_rpc_method_handler(_refusing(text)) for name, text in _REFUSED.items()}
+    methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+        service.stream_infer, response_serializer=_bytes
+    )
     return grpc.method_handlers_generic_handler(oip_grpc.SERVICE, methods)
 
 
@@ -151,12 +196,29 @@ def _errors_as_codes(name: str, kind: Any, method: Method) -> Method:
         try:
             return await method(oip_grpc.parse_message(kind, data), call)
         except Exception as exc:
-            status = status_of(exc)
-            if not status.is_ours:
-                _log.exception("%s failed", name)
+            status = _status(name, exc)
         return await call.abort(status.grpc, status.text, tuple(status.headers.items()))
 
     return handle
+
+
+def _refusing(text: str) -> Method:
+    async def refuse(_data: bytes, call: Any) -> Any:
+        return await call.abort(grpc.StatusCode.UNIMPLEMENTED, text)
+
+    return refuse
+
+
+def _status(name: str, exc: Exception) -> Status:
+    """What the caller is told; what nobody foresaw is logged."""
+    status = status_of(exc)
+    if not status.is_ours:
+        _log.error("%s failed", name, exc_info=exc)
+    return status
+
+
+def _bytes(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
 
 
 def _metadata(call: Any) -> dict[str, str]:

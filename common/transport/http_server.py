@@ -18,13 +18,18 @@ from aiohttp import web
 from common.request import Context
 from common.serving.catalog import ModelState
 from common.serving.dataplane import DataPlane
-from common.transport import http_classify, oip, oip_json
+from common.serving.statistics import Statistics
+from common.transport import http_classify, oip, oip_config, oip_json, oip_statistics
 from common.transport.headers import REQUEST_ID, Said, joined, read_context, write_stamp
 from common.transport.listen import DRAIN_S, MAX_BODY_BYTES, Listening, cannot_listen
 from common.transport.status import status_of
 
 _log = logging.getLogger(__name__)
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Tensors compress badly and at a price, so only who names one coding gets it: that is a wish, and what stock clients
+# send for it. A list of codings is what HTTP libraries send by themselves.
+_CODINGS = {"gzip": web.ContentCoding.gzip, "deflate": web.ContentCoding.deflate}
+_COMPRESSED_HERE_BYTES = 16 << 10  # larger answers are compressed off the event loop
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -37,6 +42,7 @@ async def serve_http(
     port: int | None = 0,
     uds: Path | None = None,
     metrics: Callable[[], bytes] = bytes,
+    statistics: Statistics | None = None,
     drain_s: float = DRAIN_S,
 ) -> AsyncIterator[Listening]:
     """Serves until the context is left, then waits up to `drain_s` for the calls in progress.
@@ -44,7 +50,7 @@ async def serve_http(
     `port` None: no TCP. Raises `ConfigError` when an address cannot be had.
     """
     runner = web.AppRunner(
-        http_app(dataplane, metrics), handler_cancellation=True, access_log=None, shutdown_timeout=drain_s
+        http_app(dataplane, metrics, statistics), handler_cancellation=True, access_log=None, shutdown_timeout=drain_s
     )
     await runner.setup()
     addresses: list[str] = []
@@ -64,15 +70,18 @@ async def serve_http(
             uds.unlink(missing_ok=True)
 
 
-def http_app(dataplane: DataPlane, metrics: Callable[[], bytes]) -> web.Application:
+def http_app(dataplane: DataPlane, metrics: Callable[[], bytes], statistics: Statistics | None) -> web.Application:
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
-    routes = _Routes(dataplane, metrics)
+    routes = _Routes(dataplane, metrics, statistics)
     app.router.add_get("/v2", routes.server)
     app.router.add_get("/v2/health/live", routes.live)
     app.router.add_get("/v2/health/ready", routes.ready)
+    app.router.add_get("/v2/models/stats", routes.statistics)
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         app.router.add_get(model, routes.model)
         app.router.add_get(f"{model}/ready", routes.model_ready)
+        app.router.add_get(f"{model}/config", routes.model_config)
+        app.router.add_get(f"{model}/stats", routes.statistics)
         app.router.add_post(f"{model}/infer", routes.infer)
         app.router.add_post(f"{model}/classify", routes.classify)
     app.router.add_get("/v2/repository/index", routes.index)
@@ -80,12 +89,37 @@ def http_app(dataplane: DataPlane, metrics: Callable[[], bytes]) -> web.Applicat
     app.router.add_post("/v2/repository/models/{model}/load", routes.load)
     app.router.add_post("/v2/repository/models/{model}/unload", routes.unload)
     app.router.add_get("/metrics", routes.metrics)
+    _add_refusals(app.router)
     return app
 
 
+def _add_refusals(router: web.UrlDispatcher) -> None:
+    """The extensions that stock clients know and that we do not have: an error that says so, not an unknown path."""
+    refuse = _refusing(oip.NO_SHARED_MEMORY)
+    for memory in ("/v2/systemsharedmemory", "/v2/cudasharedmemory"):
+        for region in (memory, f"{memory}/region/{{region}}"):
+            router.add_get(f"{region}/status", refuse)
+            router.add_post(f"{region}/unregister", refuse)
+        router.add_post(f"{memory}/region/{{region}}/register", refuse)
+    for path, text in (
+        ("/v2/trace/setting", oip.NO_TRACE_SETTINGS),
+        ("/v2/models/{model}/trace/setting", oip.NO_TRACE_SETTINGS),
+        ("/v2/logging", oip.NO_LOG_SETTINGS),
+    ):
+        router.add_get(path, _refusing(text))
+        router.add_post(path, _refusing(text))
+
+
+def _refusing(text: str) -> Handler:
+    async def refuse(_request: web.Request) -> web.StreamResponse:
+        return _error(400, text, {})
+
+    return refuse
+
+
 class _Routes:
-    def __init__(self, dataplane: DataPlane, metrics: Callable[[], bytes]) -> None:
-        self._dataplane, self._metrics = dataplane, metrics
+    def __init__(self, dataplane: DataPlane, metrics: Callable[[], bytes], statistics: Statistics | None) -> None:
+        self._dataplane, self._metrics, self._statistics = dataplane, metrics, statistics
 
     async def server(self, _request: web.Request) -> web.Response:
         version = oip.server_version()
@@ -106,12 +140,28 @@ class _Routes:
         is_ready = await self._dataplane.catalog.is_model_ready(model, version)
         return _readiness({"name": model, "ready": is_ready})
 
+    async def model_config(self, request: web.Request) -> web.Response:
+        metadata = await self._dataplane.catalog.metadata(*_model(request))
+        return _json(oip_config.render(metadata))
+
+    async def statistics(self, request: web.Request) -> web.Response:
+        model, version = request.match_info.get("model", ""), request.match_info.get("version")
+        entries = await oip_statistics.read(self._dataplane.catalog, self._statistics, model, version)
+        return _json({"model_stats": entries})
+
     async def infer(self, request: web.Request) -> web.Response:
         body = oip_json.parse_infer(await request.read(), request.headers.get(oip_json.HEADER_LENGTH))
         context = _context(request, body.id, body)
         response = await self._dataplane.infer(body.request(request.match_info["model"], context))
         content, headers = oip_json.render_infer(response, body)
-        return web.Response(body=content, headers=headers | write_stamp(response.stamp) | {REQUEST_ID: context.id})
+        answer = web.Response(
+            body=content,
+            headers=headers | write_stamp(response.stamp) | {REQUEST_ID: context.id},
+            zlib_executor_size=_COMPRESSED_HERE_BYTES,
+        )
+        if coding := _CODINGS.get(request.headers.get("Accept-Encoding", "").strip().lower()):
+            answer.enable_compression(coding)
+        return answer
 
     async def classify(self, request: web.Request) -> web.Response:
         top = http_classify.top_of(request)

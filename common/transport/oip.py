@@ -17,14 +17,27 @@ from common.errors import EngineError, InvalidInput
 from common.request import Context, Parameter, Request
 from common.tensors import MAX_ELEMENTS, Array, Tensors, element_count, unpack
 
-EXTENSIONS = ("binary_tensor_data", "classification", "model_repository", "parameters", "schedule_policy")
+EXTENSIONS = (
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+)
 CLASSIFICATION = "classification"  # on an output: that output's best classes; on the request: those of the first output
 MAX_CLASSES = 1 << 16
 MAX_DIMS = 32
 
 # Parameters that are the protocol's own: they become part of the context or of the answer's form.
 _SCHEDULING = frozenset({"priority", "timeout"})
-_RESERVED = _SCHEDULING | {CLASSIFICATION, "binary_data_output"}
+_RESERVED = _SCHEDULING | {CLASSIFICATION, "binary_data_output", "triton_enable_empty_final_response"}
+
+# Extensions that stock clients can call and that we do not have, as a refusal says it.
+NO_SHARED_MEMORY = "shared memory is not served; accepted: tensors in the request itself"
+NO_TRACE_SETTINGS = "trace settings are not served; accepted: a traceparent beside each call"
+NO_LOG_SETTINGS = "log settings are not served; accepted: the configuration file of the process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

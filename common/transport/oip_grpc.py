@@ -15,7 +15,7 @@ from common.errors import EngineError, InvalidInput
 from common.request import Parameter, Request, Response, Stamp
 from common.serving.catalog import ModelMetadata, ModelState, ModelStatus
 from common.tensors import BYTES, Array, TensorSpec, datatype_of, dtype_of, pack
-from common.transport import oip
+from common.transport import oip, oip_config
 from common.transport.headers import write_stamp
 from common.transport.proto import oip_pb2 as pb
 
@@ -54,6 +54,8 @@ def parse_infer(message: pb.ModelInferRequest) -> oip.Body:
         where = f"outputs[{i}]"
         name = oip.checked_name(output.name, f"{where}.name", classes)
         own = _parameters(output.parameters, f"{where}.parameters")
+        if "shared_memory_region" in own:
+            raise InvalidInput(f"{where}.parameters.shared_memory_region", "shared memory is not served", "none")
         classes[name] = oip.checked_classes(own.get(oip.CLASSIFICATION, 0), f"{where}.parameters.{oip.CLASSIFICATION}")
     asked = oip.checked_classes(parameters.get(oip.CLASSIFICATION, 0), f"parameters.{oip.CLASSIFICATION}")
     return oip.Body(
@@ -105,6 +107,8 @@ def render_metadata(metadata: ModelMetadata) -> pb.ModelMetadataResponse:
     for specs, field in ((metadata.inputs, message.inputs), (metadata.outputs, message.outputs)):
         for spec in specs:
             field.add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
+    if metadata.max_batch:
+        message.parameters[oip_config.MAX_BATCH].int64_param = metadata.max_batch
     return message
 
 
@@ -118,7 +122,22 @@ def read_metadata(message: pb.ModelMetadataResponse) -> ModelMetadata:
         platform=message.platform,
         inputs=specs(message.inputs),
         outputs=specs(message.outputs),
+        max_batch=_max_batch(message),
     )
+
+
+def render_config(metadata: ModelMetadata) -> pb.ModelConfigResponse:
+    return pb.ModelConfigResponse(config=pb.ModelConfig(**oip_config.render(metadata)))
+
+
+def render_statistics(entries: Iterable[Mapping[str, Any]]) -> pb.ModelStatisticsResponse:
+    return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**entry) for entry in entries])
+
+
+def render_stream(answer: pb.ModelInferResponse) -> pb.ModelStreamInferResponse:
+    """The one answer to a request of a stream: it says that it is the last for that request, as Triton does."""
+    answer.parameters["triton_final_response"].bool_param = True
+    return pb.ModelStreamInferResponse(infer_response=answer)
 
 
 def render_index(index: Iterable[ModelStatus]) -> pb.RepositoryIndexResponse:
@@ -135,6 +154,11 @@ def read_index(message: pb.RepositoryIndexResponse) -> list[ModelStatus]:
         ModelStatus(name=m.name, version=m.version, state=states.get(m.state, ModelState.UNAVAILABLE), reason=m.reason)
         for m in message.models
     ]
+
+
+def _max_batch(message: pb.ModelMetadataResponse) -> int:
+    said = message.parameters.get(oip_config.MAX_BATCH)
+    return int(said.int64_param) if said is not None else 0
 
 
 def _tensors(tensors: Any, raw: Any, kind: str) -> dict[str, Array]:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 from common.config import load_toml
 from common.serving.dataplane import DataPlane
 from common.serving.lifetime import drain, until_signal, write_endpoint
+from common.serving.statistics import Statistics
 from common.telemetry.events import Hook, fan_out, ignore
 from common.telemetry.logs import EventLog, set_up
 from common.telemetry.metrics import Metrics
@@ -24,7 +25,8 @@ _log = logging.getLogger(__name__)
 
 
 class ServingProcess(ABC):
-    """An async context around a data plane and its servers. `on_event` gets every event beside metrics and logs."""
+    """An async context around a data plane and its servers. `on_event` gets every event beside metrics,
+    logs and statistics."""
 
     kind: ClassVar[str]
     dataplane: DataPlane
@@ -34,7 +36,8 @@ class ServingProcess(ABC):
         self.name, self._drain_s = name, drain_s
         self.metrics = Metrics()
         self.event_log = EventLog()
-        self.on_event = fan_out(self.metrics, self.event_log, on_event)
+        self.statistics = Statistics()
+        self.on_event = fan_out(self.metrics, self.event_log, self.statistics, on_event)
         self._stack = AsyncExitStack()
 
     @abstractmethod

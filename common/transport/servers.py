@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.serving.dataplane import DataPlane
+from common.serving.statistics import Statistics
 from common.transport.grpc_server import serve_grpc
 from common.transport.http_server import serve_http
 from common.transport.listen import Listening
@@ -51,10 +52,16 @@ class Servers:
 
 @contextlib.asynccontextmanager
 async def serve(
-    dataplane: DataPlane, options: ServerOptions, *, metrics: Callable[[], bytes], trusts_reason: bool = False
+    dataplane: DataPlane,
+    options: ServerOptions,
+    *,
+    metrics: Callable[[], bytes],
+    statistics: Statistics | None = None,
+    trusts_reason: bool = False,
 ) -> AsyncIterator[Servers]:
     """Serves until the context is left. Raises `ConfigError` when an address cannot be had.
 
+    `statistics`: a hook that hears the data plane's events; None: that extension is refused.
     `trusts_reason`: gRPC callers are our own processes, whose word on why a request left the edge counts.
     """
     http = grpc = None
@@ -62,11 +69,25 @@ async def serve(
         if options.http_port is not None or options.http_uds is not None:
             uds = Path(options.http_uds) if options.http_uds else None
             http = await stack.enter_async_context(
-                serve_http(dataplane, host=options.host, port=options.http_port, uds=uds, metrics=metrics)
+                serve_http(
+                    dataplane,
+                    host=options.host,
+                    port=options.http_port,
+                    uds=uds,
+                    metrics=metrics,
+                    statistics=statistics,
+                )
             )
         if options.grpc_port is not None or options.grpc_uds is not None:
             uds = Path(options.grpc_uds) if options.grpc_uds else None
             grpc = await stack.enter_async_context(
-                serve_grpc(dataplane, host=options.host, port=options.grpc_port, uds=uds, trusts_reason=trusts_reason)
+                serve_grpc(
+                    dataplane,
+                    host=options.host,
+                    port=options.grpc_port,
+                    uds=uds,
+                    statistics=statistics,
+                    trusts_reason=trusts_reason,
+                )
             )
         yield Servers(http=http, grpc=grpc)

@@ -113,6 +113,7 @@ class Client:
 def _run_loop(client: AsyncClient, opened: _Opened) -> None:
     try:
         with asyncio.Runner() as runner:
+            runner.get_loop()  # raises where there can be no loop, before a coroutine is made that nobody awaits
             runner.run(_serve(client, opened))
     except Exception as exc:
         if opened.done():

@@ -22,9 +22,11 @@ from common.serving.dataplane import DataPlane
 from common.serving.policy import Only
 from common.serving.router import Router
 from common.serving.target import Estimate, Readiness
+from common.telemetry.events import Hook, ignore
 from common.tensors import TensorSpec
 
 VERSION = "3"
+MAX_BATCH = 8
 SPECS = (TensorSpec(name="x", datatype="FP32", shape=(-1, 2)),)
 
 
@@ -96,7 +98,12 @@ class FakeCatalog:
     async def metadata(self, model: str, version: str | None) -> ModelMetadata:
         self._check(model, version)
         return ModelMetadata(
-            name=model, versions=(self.version,), platform="onnxruntime_cpu-int8", inputs=SPECS, outputs=SPECS
+            name=model,
+            versions=(self.version,),
+            platform="onnxruntime_cpu-int8",
+            inputs=SPECS,
+            outputs=SPECS,
+            max_batch=MAX_BATCH,
         )
 
     async def is_model_ready(self, model: str, version: str | None) -> bool:
@@ -115,5 +122,8 @@ class FakeCatalog:
         self.states[model] = ModelState.UNAVAILABLE
 
 
-def plane(target: FakeTarget, catalog: FakeCatalog | None = None, name: str = "node-a") -> DataPlane:
-    return DataPlane(name=name, router=Router([target], Only(target.name)), catalog=catalog or FakeCatalog())
+def plane(
+    target: FakeTarget, catalog: FakeCatalog | None = None, name: str = "node-a", on_event: Hook = ignore
+) -> DataPlane:
+    router = Router([target], Only(target.name))
+    return DataPlane(name=name, router=router, catalog=catalog or FakeCatalog(), on_event=on_event)

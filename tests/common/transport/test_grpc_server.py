@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from typing import Any
 
 import grpc
@@ -14,8 +15,10 @@ from tritonclient.utils import InferenceServerException
 
 from common.errors import ConfigError
 from common.request import Priority, Reason
+from common.telemetry.events import BatchDone
 from common.transport.grpc_server import serve_grpc
 from tests.common.transport.conftest import Served
+from tests.common.transport.fakes import FakeTarget, plane
 
 X = np.arange(6, dtype=np.float32).reshape(3, 2)
 
@@ -101,6 +104,128 @@ async def test_stock_client_gets_classes(served: Served) -> None:
     outputs = [triton.InferRequestedOutput("probabilities", class_count=2)]
     answer = await stock(served, lambda client: client.infer("photos", [tensor("x", X)], outputs=outputs))
     assert answer.as_numpy("probabilities").tolist() == [[b"0.500000:0:label 0", b"0.250000:1:label 1"]] * 3
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+async def test_stock_client_sends_compressed_messages(served: Served, coding: str) -> None:
+    answer = await stock(served, lambda client: client.infer("double", [tensor("x", X)], compression_algorithm=coding))
+    np.testing.assert_array_equal(answer.as_numpy("y"), X * 2)
+
+
+async def test_stock_client_reads_the_configuration(served: Served) -> None:
+    tensors = [{"name": "x", "data_type": "TYPE_FP32", "dims": ["2"]}]
+    expected = {
+        "name": "double",
+        "platform": "onnxruntime_cpu-int8",
+        "backend": "onnxruntime",
+        "max_batch_size": 8,
+        "input": tensors,
+        "output": tensors,
+    }
+    config = await stock(served, lambda client: client.get_model_config("double", "3", as_json=True))
+    assert config == {"config": expected}
+    with pytest.raises(InferenceServerException, match="is not known here"):
+        await stock(served, lambda client: client.get_model_config("nothing"))
+
+
+async def test_stock_client_reads_the_statistics(served: Served) -> None:
+    await stock(served, lambda client: client.infer("double", [tensor("x", X)]))
+    served.statistics(BatchDone(model="double", rows=3, items=2, seconds=0.25))
+    [entry] = (await stock(served, lambda client: client.get_inference_statistics("double"))).model_stats
+    assert (entry.name, entry.version, entry.inference_count, entry.execution_count) == ("double", "3", 3, 1)
+    assert (entry.inference_stats.success.count, entry.inference_stats.fail.count) == (1, 0)
+    assert (entry.inference_stats.compute_infer.count, entry.inference_stats.compute_infer.ns) == (2, 500_000_000)
+    assert (entry.batch_stats[0].batch_size, entry.batch_stats[0].compute_infer.count) == (3, 1)
+    everything = (await stock(served, lambda client: client.get_inference_statistics())).model_stats
+    assert [one.name for one in everything] == ["double", "echo"]
+    with pytest.raises(InferenceServerException, match="is not known here"):
+        await stock(served, lambda client: client.get_inference_statistics("nothing"))
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda c: c.get_system_shared_memory_status(), "shared memory is not served"),
+        (lambda c: c.register_system_shared_memory("r", "/r", 64), "shared memory is not served"),
+        (lambda c: c.unregister_system_shared_memory(), "shared memory is not served"),
+        (lambda c: c.get_cuda_shared_memory_status(), "shared memory is not served"),
+        (lambda c: c.register_cuda_shared_memory("r", "aGFuZGxl", 0, 64), "shared memory is not served"),
+        (lambda c: c.unregister_cuda_shared_memory("r"), "shared memory is not served"),
+        (lambda c: c.get_trace_settings("double"), "trace settings are not served"),
+        (lambda c: c.update_trace_settings(settings={"trace_rate": "1"}), "trace settings are not served"),
+        (lambda c: c.get_log_settings(), "log settings are not served"),
+        (lambda c: c.update_log_settings({"log_info": True}), "log settings are not served"),
+    ],
+)
+async def test_stock_client_is_told_what_is_not_served(served: Served, call: Any, says: str) -> None:
+    with pytest.raises(InferenceServerException, match=says) as caught:
+        await stock(served, call)
+    assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+async def test_shared_memory_tensors_are_refused(served: Served) -> None:
+    there = triton.InferInput("x", [3, 2], "FP32")
+    there.set_shared_memory("r", 24)
+    out = triton.InferRequestedOutput("y")
+    out.set_shared_memory("r", 24)
+    with pytest.raises(InferenceServerException, match=r"inputs\[0\].*shared memory is not served"):
+        await stock(served, lambda client: client.infer("double", [there]))
+    with pytest.raises(InferenceServerException, match=r"outputs\[0\].*shared memory is not served"):
+        await stock(served, lambda client: client.infer("double", [tensor("x", X)], outputs=[out]))
+
+
+async def test_stock_client_streams_and_errors_leave_the_stream_open(served: Served) -> None:
+    def run(client: Any) -> list[tuple[Any, Any]]:
+        replies: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        client.start_stream(lambda result, error: replies.put((result, error)), compression_algorithm="gzip")
+        for i, model in enumerate(("double", "nothing", "buggy", "double")):
+            client.async_stream_infer(
+                model, [tensor("x", X + i)], request_id=f"call-{i}", priority=1, enable_empty_final_response=True
+            )
+        got = [replies.get(timeout=10) for _ in range(4)]
+        client.stop_stream()
+        return got
+
+    first, unknown, fault, last = await stock(served, run)
+    for (result, error), i in ((first, 0), (last, 3)):
+        assert error is None
+        np.testing.assert_array_equal(result.as_numpy("y"), (X + i) * 2)
+        said = result.get_response()
+        assert (said.id, said.model_version, said.parameters["x-outrider-by"].string_param) == (
+            f"call-{i}",
+            "3",
+            "node-a",
+        )
+        assert said.parameters["triton_final_response"].bool_param
+    assert "is not known here" in unknown[1].message()
+    assert "internal error" in fault[1].message()
+    assert "secret" not in fault[1].message()
+    request = served.target.requests[0]
+    assert (request.context.id, request.context.priority) == ("call-0", Priority.REALTIME)
+    assert not request.parameters
+
+
+async def test_stream_goes_on_after_bytes_that_are_no_message(served: Served) -> None:
+    good = typed("echo", "FP32", [1], fp32_contents=[1.0]).SerializeToString()
+    async with grpc.aio.insecure_channel(served.grpc) as channel:
+        method = channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            response_deserializer=public.ModelStreamInferResponse.FromString,
+        )
+        call = method(iter([b"\xff\xff\xff", good]), metadata=(("x-outrider-request-id", "one"),))
+        bad, answer = [reply async for reply in call]
+    assert "not a ModelInferRequest" in bad.error_message
+    assert answer.infer_response.outputs[0].name == "t"
+    assert served.target.requests[0].context.id != "one"
+
+
+async def test_cancelled_stream_cancels_its_call(served: Served) -> None:
+    async with grpc.aio.insecure_channel(served.grpc) as channel:
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
+        await call.write(typed("slow", "FP32", [1], fp32_contents=[1.0]).SerializeToString())
+        await asyncio.wait_for(served.target.started.wait(), 5)
+        call.cancel()
+        await asyncio.wait_for(served.target.was_cancelled.wait(), 5)
 
 
 @pytest.mark.parametrize(
@@ -236,3 +361,14 @@ async def test_port_in_use_is_a_config_error(served: Served) -> None:
     with pytest.raises(ConfigError, match="cannot listen"):
         async with serve_grpc(served.dataplane, port=int(served.grpc.split(":")[1])):
             pass
+
+
+async def test_idle_stream_ends_with_its_server() -> None:
+    async with serve_grpc(plane(FakeTarget()), drain_s=0.1) as server:
+        channel = grpc.aio.insecure_channel(server.addresses[0])
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
+        await call.write(typed("echo", "FP32", [1], fp32_contents=[1.0]).SerializeToString())
+        assert await asyncio.wait_for(call.read(), 5)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await asyncio.wait_for(call.read(), 5)
+    await channel.close()

@@ -14,6 +14,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from common.errors import ConfigError
+from common.telemetry.events import BatchDone
 from common.transport import http_server
 from common.transport.http_server import serve_http
 from tests.common.transport.conftest import Served
@@ -70,11 +71,122 @@ async def test_stock_client_without_named_outputs_gets_binary(served: Served) ->
     assert answer.as_numpy("t").tolist() == texts.tolist()
 
 
-async def test_stock_client_sends_compressed_bodies(served: Served) -> None:
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("rows", [3, 10_000])
+@pytest.mark.parametrize("is_binary", [True, False])
+async def test_stock_client_moves_compressed_bodies_both_ways(
+    served: Served, coding: str, rows: int, is_binary: bool
+) -> None:
+    x = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
     answer = await stock(
-        served, lambda client: client.infer("double", [tensor("x", X)], request_compression_algorithm="gzip")
+        served,
+        lambda client: client.infer(
+            "double",
+            [tensor("x", x, is_binary=is_binary)],
+            outputs=[triton.InferRequestedOutput("y", binary_data=is_binary)],
+            request_compression_algorithm=coding,
+            response_compression_algorithm=coding,
+        ),
     )
-    np.testing.assert_array_equal(answer.as_numpy("y"), X * 2)
+    np.testing.assert_array_equal(answer.as_numpy("y"), x * 2)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "coding"),
+    [("gzip", "gzip"), ("deflate", "deflate"), ("gzip, deflate", None), ("br", None), ("", None)],
+)
+async def test_answer_is_compressed_for_who_names_one_coding(
+    http: aiohttp.ClientSession, accepted: str, coding: str | None
+) -> None:
+    async with http.post("/v2/models/double/infer", json=JSON_X, headers={"Accept-Encoding": accepted}) as reply:
+        assert (reply.status, reply.headers.get("Content-Encoding")) == (200, coding)
+        assert (await reply.json())["outputs"][0]["data"] == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+
+
+async def test_large_tensors_pass(served: Served) -> None:
+    big = np.zeros((1, 16 << 20), dtype=np.float32)  # 64 MiB
+    answer = await stock(served, lambda client: client.infer("echo", [tensor("t", big)]))
+    assert answer.as_numpy("t").nbytes == 64 << 20
+
+
+async def test_stock_client_reads_the_configuration(served: Served) -> None:
+    tensors = [{"name": "x", "data_type": "TYPE_FP32", "dims": [2]}]
+    expected = {
+        "name": "double",
+        "platform": "onnxruntime_cpu-int8",
+        "backend": "onnxruntime",
+        "max_batch_size": 8,
+        "input": tensors,
+        "output": tensors,
+    }
+    assert await stock(served, lambda client: client.get_model_config("double")) == expected
+    assert await stock(served, lambda client: client.get_model_config("double", "3")) == expected
+    for unknown in (("nothing",), ("double", "9")):
+        with pytest.raises(InferenceServerException, match=r"known|version"):
+            await stock(served, lambda client, unknown=unknown: client.get_model_config(*unknown))
+
+
+async def test_stock_client_reads_the_statistics(served: Served) -> None:
+    await stock(served, lambda client: client.infer("double", [tensor("x", X)]))
+    served.statistics(BatchDone(model="double", rows=3, items=2, seconds=0.25))
+    [entry] = (await stock(served, lambda client: client.get_inference_statistics("double", "3")))["model_stats"]
+    assert (entry["name"], entry["version"]) == ("double", "3")
+    assert (entry["inference_count"], entry["execution_count"]) == (3, 1)
+    assert entry["inference_stats"]["success"]["count"] == 1
+    assert entry["inference_stats"]["success"]["ns"] > 0
+    assert entry["inference_stats"]["fail"] == {"count": 0, "ns": 0}
+    assert entry["inference_stats"]["compute_infer"] == {"count": 2, "ns": 500_000_000}
+    assert entry["batch_stats"] == [{"batch_size": 3, "compute_infer": {"count": 1, "ns": 250_000_000}}]
+    everything = (await stock(served, lambda client: client.get_inference_statistics()))["model_stats"]
+    assert [one["name"] for one in everything] == ["double", "echo"]  # those that are ready
+    with pytest.raises(InferenceServerException, match="is not known here"):
+        await stock(served, lambda client: client.get_inference_statistics("nothing"))
+
+
+async def test_server_that_counts_nothing_says_so() -> None:
+    async with (
+        serve_http(plane(FakeTarget()), drain_s=1.0) as server,
+        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session,
+        session.get("/v2/models/stats") as reply,
+    ):
+        assert reply.status == 400
+        assert "not counted" in (await reply.json())["error"]
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda c: c.get_system_shared_memory_status(), "shared memory is not served"),
+        (lambda c: c.get_system_shared_memory_status("r"), "shared memory is not served"),
+        (lambda c: c.register_system_shared_memory("r", "/r", 64), "shared memory is not served"),
+        (lambda c: c.unregister_system_shared_memory(), "shared memory is not served"),
+        (lambda c: c.unregister_system_shared_memory("r"), "shared memory is not served"),
+        (lambda c: c.get_cuda_shared_memory_status(), "shared memory is not served"),
+        (lambda c: c.register_cuda_shared_memory("r", "aGFuZGxl", 0, 64), "shared memory is not served"),
+        (lambda c: c.unregister_cuda_shared_memory("r"), "shared memory is not served"),
+        (lambda c: c.get_trace_settings(), "trace settings are not served"),
+        (lambda c: c.get_trace_settings("double"), "trace settings are not served"),
+        (lambda c: c.update_trace_settings(settings={}), "trace settings are not served"),
+        (lambda c: c.update_trace_settings("double", {}), "trace settings are not served"),
+        (lambda c: c.get_log_settings(), "log settings are not served"),
+        (lambda c: c.update_log_settings({}), "log settings are not served"),
+    ],
+)
+async def test_stock_client_is_told_what_is_not_served(served: Served, call: Any, says: str) -> None:
+    with pytest.raises(InferenceServerException, match=says) as caught:
+        await stock(served, call)
+    assert caught.value.status() == "400"
+
+
+async def test_shared_memory_tensors_are_refused(served: Served) -> None:
+    there = triton.InferInput("x", [3, 2], "FP32")
+    there.set_shared_memory("r", 24)
+    out = triton.InferRequestedOutput("y")
+    out.set_shared_memory("r", 24)
+    with pytest.raises(InferenceServerException, match=r"inputs\[0\].*shared memory is not served"):
+        await stock(served, lambda client: client.infer("double", [there]))
+    with pytest.raises(InferenceServerException, match=r"outputs\[0\].*shared memory is not served"):
+        await stock(served, lambda client: client.infer("double", [tensor("x", X)], outputs=[out]))
 
 
 async def test_stock_client_sees_server_and_models(served: Served) -> None:

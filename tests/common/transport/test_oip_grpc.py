@@ -105,7 +105,9 @@ def test_malformed_answer_is_the_peers_fault() -> None:
 
 def test_metadata_round_trip() -> None:
     spec = TensorSpec(name="x", datatype="FP32", shape=(-1, 3, 8, 8))
-    metadata = ModelMetadata(name="m", versions=("1", "2"), platform="torch_full", inputs=(spec,), outputs=(spec,))
+    metadata = ModelMetadata(
+        name="m", versions=("1", "2"), platform="torch_full", inputs=(spec,), outputs=(spec,), max_batch=4
+    )
     assert oip_grpc.read_metadata(oip_grpc.render_metadata(metadata)) == metadata
 
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import aiohttp
+import grpc
 import pytest
 
 from common.errors import ConfigError
+from common.serving.statistics import Statistics
+from common.telemetry.events import BatchDone
+from common.transport import oip_grpc
 from common.transport.grpc_client import OipClient
+from common.transport.proto import oip_pb2 as pb
 from common.transport.servers import ServerOptions, serve
 from tests.common.transport.fakes import FakeTarget, plane
 
@@ -36,6 +42,27 @@ async def test_both_listen_on_free_ports_and_sockets(tmp_path: Path) -> None:
         assert servers.http.port != servers.grpc.port
         assert servers.http.addresses == (f"http://127.0.0.1:{servers.http.port}", f"http+unix://{options.http_uds}")
     assert not (tmp_path / "http.sock").exists()
+
+
+async def test_both_give_the_same_statistics() -> None:
+    statistics = Statistics()
+    statistics(BatchDone(model="echo", rows=3, items=1, seconds=0.5))
+    options = ServerOptions(http_port=0, grpc_port=0)
+    async with serve(plane(FakeTarget()), options, metrics=bytes, statistics=statistics) as servers:
+        assert servers.http is not None
+        assert servers.grpc is not None
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{servers.http.addresses[0]}/v2/models/echo/stats") as reply,
+        ):
+            [over_http] = (await reply.json())["model_stats"]
+        async with grpc.aio.insecure_channel(servers.grpc.addresses[0]) as channel:
+            call = channel.unary_unary(f"/{oip_grpc.SERVICE}/ModelStatistics")
+            [over_grpc] = pb.ModelStatisticsResponse.FromString(
+                await call(pb.ModelStatisticsRequest(name="echo").SerializeToString())
+            ).model_stats
+    assert over_http["inference_count"] == 3
+    assert pb.ModelStatistics(**over_http) == over_grpc
 
 
 @pytest.mark.parametrize(
