@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_balancer_to_notify() -> Iterator[None]:
+    """Nodes and gateways that tests run in this process end at once; those in processes of their own give notice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("common.serving.lifetime.NOTICE_S", 0.0)
+        yield
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from common.up.layout import Layout
 from common.up.load import Load
 from common.up.system import Say, System
 
-INTERVAL_S = 2.0
+INTERVAL_S = 1.0
 RATE = 50.0  # calls per second while a version is released
 PATIENCE_S = 20.0  # for a version to be served, refused or polled for
 LOOK_S = 0.05

@@ -26,12 +26,20 @@ def test_every_step_of_the_tour_holds(bundles: Path) -> None:
 
 # Causes that stand in nobody's way share a system: its steps, what is taken away, and how each step has to fail.
 DRILLS = {
-    "cache and fallback": ("abc", ("cache", "fallback"), {"b": "answered by edge", "c": "503"}),
-    "edge and push": ("ad", ("edge", "push"), {"a": "answered by cloud", "d": "do not serve digits 2"}),
-    "reuse, gate and corruption": (
-        "def",
-        ("reuse", "gate", "corruption"),
-        {"d": "are new", "e": "serves the version that collapses in INT8", "f": "needed no `full`"},
+    "cache, fallback and push": (
+        "abcd",
+        ("cache", "fallback", "push"),
+        {"b": "answered by edge", "c": "503", "d": "do not serve digits 2"},
+    ),
+    "edge, reuse, gate and corruption": (
+        "adef",
+        ("edge", "reuse", "gate", "corruption"),
+        {
+            "a": "answered by cloud",
+            "d": "are new",
+            "e": "serves the version that collapses in INT8",
+            "f": "needed no `full`",
+        },
     ),
 }
 
