@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 from collections.abc import Sequence
 
 from common.errors import ConfigError
 
 DEFAULT_BASE = 8600
+_BELOW_EPHEMERAL = (12_000, 32_000)  # Linux gives outgoing connections 32768 and up
 
 
 def fixed(names: Sequence[str], base: int) -> dict[str, int]:
@@ -28,12 +30,23 @@ def fixed(names: Sequence[str], base: int) -> dict[str, int]:
 
 
 def free(names: Sequence[str]) -> dict[str, int]:
-    """Ports that were free a moment ago; all are held while the others are drawn, so that no two are equal."""
+    """Ports that are free now, outside the range that the kernel gives to outgoing connections: those come and go.
+
+    All are held while the others are drawn, so that no two are equal. Raises `ConfigError` where too few are free.
+    """
+    ports: dict[str, int] = {}
+    candidates = random.sample(range(*_BELOW_EPHEMERAL), 64 * len(names))
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(contextlib.closing(_socket())) for _ in names]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return {name: sock.getsockname()[1] for name, sock in zip(names, sockets, strict=True)}
+        for port in candidates:
+            if len(ports) == len(names):
+                break
+            sock = stack.enter_context(contextlib.closing(_socket()))
+            with contextlib.suppress(OSError):
+                sock.bind(("127.0.0.1", port))
+                ports[names[len(ports)]] = port
+    if len(ports) < len(names):
+        raise ConfigError("up", "--base-port", "too few free ports on this machine", "a base port of a free block")
+    return ports
 
 
 def _socket() -> socket.socket:
