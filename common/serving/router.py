@@ -97,7 +97,7 @@ class Router:
         names = [step.target.name for step in plan.steps]
         opens_at = min(self._breakers.opens_at(name, request.model) for name in names)
         return Unavailable(
-            f"model {request.model!r}: {' and '.join(names)} failed lately and are left alone for now",
+            f"model {request.model!r}: {' and '.join(names)} failed lately and are left alone",
             retry_after_s=max(0.0, opens_at - self._clock.monotonic()),
         )
 

@@ -13,7 +13,7 @@ from hardware.engines.base import EngineRequest
 
 class _Backend(NamedTuple):
     module: str
-    library: str  # what must be importable
+    needs: str  # what must be importable
 
 
 _BACKENDS = {
@@ -26,7 +26,7 @@ NAMES = tuple(_BACKENDS)
 def is_available(engine: str) -> bool:
     """Whether the back-end's library is installed here. An unknown name (a newer release's engine) is not."""
     backend = _BACKENDS.get(engine)
-    return backend is not None and importlib.util.find_spec(backend.library) is not None
+    return backend is not None and importlib.util.find_spec(backend.needs) is not None
 
 
 def open_engine(engine: str, request: EngineRequest) -> Engine:
