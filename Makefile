@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install up test lint format types contract check smoke protos clean
+.PHONY: install up test soak lint format types contract check smoke protos docs clean
 
 install: $(STAMP)
 
@@ -21,6 +21,10 @@ up: install
 
 test: install
 	$(BIN)/python -m pytest
+
+# Minutes to an hour: load with kills, memory, fuzz, schema, clock steps; `make soak SOAK="kills --minutes 2"`.
+soak: install
+	$(BIN)/python -m tests.soak $(SOAK)
 
 lint: install
 	$(BIN)/ruff check .
@@ -40,6 +44,10 @@ smoke: install
 	.ci/wheel-smoke
 
 check: lint types contract test smoke
+
+# Regenerates docs/config.md from the code; a test fails where it is out of date.
+docs: install
+	$(BIN)/python -m common.reference examples > docs/.config.md && mv docs/.config.md docs/config.md
 
 # Regenerates the committed code of the wire formats. grpcio-tools lives in a venv of its own: no install needs it.
 protos:

@@ -11,12 +11,12 @@ from common.transport.arguments import add_run_arguments
 def register(subcommands: Any) -> None:
     cloud = subcommands.add_parser("cloud", help="run a gateway or a worker")
     actions = cloud.add_subparsers(required=True, metavar="ACTION")
-    for name, run, text in (
-        ("gateway", _run_gateway, "one address for a pool of workers"),
-        ("worker", _run_worker, "full-precision models behind a gateway"),
+    for name, run, config, text in (
+        ("gateway", _run_gateway, "GatewayConfig", "one address for a pool of workers"),
+        ("worker", _run_worker, "WorkerConfig", "full-precision models behind a gateway"),
     ):
         action = actions.add_parser(name, help=text)
-        add_run_arguments(action, name)
+        add_run_arguments(action, name, reads=f"cloud.config:{config}")
         action.set_defaults(run=run)
 
 

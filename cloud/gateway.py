@@ -17,6 +17,7 @@ from common.serving.router import Router
 from common.telemetry.events import Hook, ignore
 from common.transport.process import ServingProcess
 from common.transport.servers import serve
+from common.transport.tenants import read_key_file
 
 
 class Gateway(ServingProcess):
@@ -27,13 +28,19 @@ class Gateway(ServingProcess):
         self.config = config
         measure_pool(self.metrics)
         log_pool(self.event_log)
-        self.members = Members(config.workers, probe_every_s=config.probe_every_s, on_event=self.on_event)
+        self.members = Members(
+            config.workers,
+            probe_every_s=config.probe_every_s,
+            api_key=read_key_file(config.api_key_file, config.name),
+            on_event=self.on_event,
+        )
         self.dataplane = DataPlane(
             name=config.name,
             router=Router([PoolTarget(self.members)], Only(CLOUD), on_event=self.on_event),
             catalog=PoolCatalog(self.members),
             on_event=self.on_event,
             is_ready=lambda: bool(self.members.pool.healthy),
+            timeout_s=config.server.timeout_s,
         )
 
     async def _start(self, stack: AsyncExitStack) -> None:
@@ -44,6 +51,7 @@ class Gateway(ServingProcess):
                 self.config.server,
                 metrics=self.metrics.render,
                 statistics=self.statistics,
+                tenants=self.config.tenants,
                 trusts_reason=True,
             )
         )

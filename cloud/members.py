@@ -14,6 +14,7 @@ from typing import TypeVar
 from cloud.events import HealthChanged, Redispatched
 from cloud.pool import MAX_MISSED, Member, Pool
 from common.errors import DeadlineExceeded, NotFound, OutriderError, TargetUnreachable, Unavailable
+from common.request import Priority
 from common.telemetry.events import Hook, ignore
 from common.transport.grpc_client import OipClient
 
@@ -28,17 +29,23 @@ class Members:
     """An async context: probes every member once before it is entered, and each second while it is open."""
 
     def __init__(
-        self, addresses: Sequence[str], *, probe_every_s: float = PROBE_EVERY_S, on_event: Hook = ignore
+        self,
+        addresses: Sequence[str],
+        *,
+        probe_every_s: float = PROBE_EVERY_S,
+        api_key: str = "",
+        on_event: Hook = ignore,
     ) -> None:
         self.pool = Pool(tuple(Member(address=address) for address in addresses))
-        self._probe_every_s, self._on_event = probe_every_s, on_event
+        self._probe_every_s, self._api_key, self._on_event = probe_every_s, api_key, on_event
         self._clients: dict[Member, OipClient] = {}
         self._stack = AsyncExitStack()
         self._watchers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Members:
         for member in self.pool.members:
-            self._clients[member] = await self._stack.enter_async_context(OipClient(member.address))
+            client = OipClient(member.address, api_key=self._api_key, is_hop=True)
+            self._clients[member] = await self._stack.enter_async_context(client)
         await self.probe()
         for member in self.pool.members:
             watcher = asyncio.create_task(self._watch(member), name=f"probe-{member.address}")
@@ -51,27 +58,27 @@ class Members:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         await self._stack.aclose()
 
-    async def call(self, model: str, version: str | None, use: Use[T]) -> T:
+    async def call(self, model: str, version: str | None, use: Use[T], priority: Priority = Priority.INTERACTIVE) -> T:
         """Runs `use` on a member that serves the model; once more on another one when the first gave no answer.
 
         That is when the connection broke, or when the member no longer has what it had at the last probe. Any other
-        error is the answer.
+        error is the answer. A member that says when to come back is not called before, for that model and class.
         """
-        member = self.pool.pick(model, version, time.monotonic())
+        member = self.pool.pick(model, version, time.monotonic(), priority=priority)
         try:
-            return await self._on(member, use)
+            return await self._asked(member, model, priority, use)
         except TargetUnreachable as exc:
             self.pool.broke(member, time.monotonic())
             problem: OutriderError = exc
         except NotFound as exc:
             problem = exc
         try:
-            other = self.pool.pick(model, version, time.monotonic(), avoid=(member,))
+            other = self.pool.pick(model, version, time.monotonic(), priority=priority, avoid=(member,))
         except (NotFound, Unavailable):
             raise problem from None
         self._on_event(Redispatched(model=model, member=member.address, problem=str(problem)))
         try:
-            return await self._on(other, use)
+            return await self._asked(other, model, priority, use)
         except TargetUnreachable:
             self.pool.broke(other, time.monotonic())
             raise
@@ -91,6 +98,14 @@ class Members:
     async def probe(self) -> None:
         """Asks every member how it is and what it serves."""
         await asyncio.gather(*(self._probe(member) for member in self.pool.members))
+
+    async def _asked(self, member: Member, model: str, priority: Priority, use: Use[T]) -> T:
+        try:
+            return await self._on(member, use)
+        except Unavailable as exc:
+            if not isinstance(exc, TargetUnreachable):
+                self.pool.refused(member, model, priority, exc, time.monotonic())
+            raise
 
     async def _on(self, member: Member, use: Use[T]) -> T:
         member.in_flight += 1

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from itertools import count
+
+from msgspec import structs
 
 from cloud.config import CLOUD
 from cloud.members import Members
@@ -10,6 +14,7 @@ from common.errors import InvalidInput, Unavailable
 from common.request import Privacy, Request, Response
 from common.serving.catalog import ModelMetadata, ModelStatus, versions_of
 from common.serving.target import Estimate, Readiness
+from common.transport.grpc_client import OipClient
 from common.transport.headers import PRIVACY
 
 
@@ -23,7 +28,13 @@ class PoolTarget:
         """A worker's answer. Raises what the worker said, or `Unavailable` when none can be had."""
         if request.context.privacy is Privacy.DEVICE_ONLY:
             raise InvalidInput(PRIVACY, "a device_only request has left its device", "any, or a call to the edge node")
-        return await self._members.call(request.model, request.context.pin, lambda client: client.infer(request))
+        context, attempts = request.context, count(request.context.attempt + 1)
+
+        async def ask(client: OipClient) -> Response:
+            counted = structs.replace(context, attempt=next(attempts))
+            return await client.infer(structs.replace(request, context=counted))
+
+        return await self._members.call(request.model, context.pin, ask, context.priority)
 
     def readiness(self, model: str, version: str | None = None) -> Readiness:
         is_served = any(member.serves(model, version) for member in self._members.pool.healthy)
@@ -46,7 +57,7 @@ class PoolCatalog:
 
     async def is_model_ready(self, model: str, version: str | None) -> bool:
         try:
-            self._members.pool.pick(model, version, now=0.0)
+            self._members.pool.pick(model, version, now=math.inf)  # a pause is no state of the model
         except Unavailable:
             return False
         return True

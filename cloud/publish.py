@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sync.store import Store
 
 DEFAULT_INTERVAL_S = 900.0
+MAX_INTERVAL_S = 7 * 86_400.0
 _LATEST = "latest"
 
 Progress = Callable[[str], None]
@@ -39,7 +40,9 @@ def register(subcommands: Any) -> None:
     )
     publish.add_argument("--force", action="store_true", help="a new release even where nothing has changed")
     publish.add_argument("--every", action="store_true", help="read the source again each interval, until stopped")
-    publish.add_argument("--interval-s", type=float, default=DEFAULT_INTERVAL_S, help="(default %(default)s)")
+    publish.add_argument(
+        "--interval-s", type=float, default=DEFAULT_INTERVAL_S, help="of --every (default %(default)s)"
+    )
     publish.add_argument("--json", action="store_true", help="one JSON object per release on stdout")
     publish.set_defaults(run=_run)
 
@@ -59,8 +62,9 @@ def _every(release: _Release, interval_s: float) -> int:
 
     from common.errors import ConfigError, OutriderError
 
-    if interval_s <= 0:
-        raise ConfigError("publish", "--interval-s", f"got {interval_s}", "seconds above 0")
+    if not 0 < interval_s <= MAX_INTERVAL_S:
+        accepted = f"seconds above 0, up to {MAX_INTERVAL_S:g}"
+        raise ConfigError("publish", "--interval-s", f"got {interval_s:g}", accepted)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

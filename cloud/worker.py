@@ -48,6 +48,7 @@ class Worker(ServingProcess):
             router=Router([self.local.target], Only(CLOUD), on_event=on_event),
             catalog=self.local.repository,
             on_event=on_event,
+            timeout_s=config.server.timeout_s,
         )
         for model in config.models:
             await self.local.serve_bundle(Path(model.bundle), model.version)
@@ -64,6 +65,7 @@ class Worker(ServingProcess):
                 config.server,
                 metrics=self.metrics.render,
                 statistics=self.statistics,
+                tenants=config.tenants,
                 trusts_reason=True,
             )
         )

@@ -34,7 +34,7 @@ Task = Literal["classification", "embedding", "tensor"]
 class CacheRules:
     """What the model's owner allows caches to do with its answers."""
 
-    ttl_s: float = 3600.0
+    ttl_s: float = 3600.0  # 0..: for how long an answer is good; 0: none is kept
     is_public: bool = False  # answers do not depend on who asks: the tenant is left out of the key
     keep_device_only: bool = False  # DEVICE_ONLY answers may go to the node's own disk cache
 
@@ -119,6 +119,8 @@ class Bundle:
             raise BundleError(str(path), f"format {spec.format}, this version reads format {FORMAT}")
         for name in files_of(spec):
             check_relative(name, str(path))
+            if not (path / name).resolve().is_relative_to(path.resolve()):
+                raise BundleError(str(path), f"file {name!r} is a link that leads out of the bundle")
         return cls(path=path, spec=spec)
 
     def file(self, name: str) -> Path:

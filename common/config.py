@@ -29,7 +29,7 @@ def load_toml(path: Path, kind: type[T]) -> T:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise ConfigError(str(path), "", f"cannot be read: {exc.strerror}", "a readable TOML file") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except (ValueError, RecursionError) as exc:  # the parser's own errors, and what it does not foresee
         raise ConfigError(str(path), "", f"is not TOML: {exc}") from exc
     return parse(data, kind, str(path))
 

@@ -57,6 +57,17 @@ class VersionNotFound(NotFound):
         super().__init__(f"model {model!r} has no version {version!r} here; versions served: {has}")
 
 
+# --- who calls: never retried, never falls back, trips no breaker; no key is ever part of a message ---
+
+
+class Unauthenticated(OutriderError):
+    """The call brings no API key where one is needed, or one that is not known there."""
+
+
+class Forbidden(OutriderError):
+    """The caller's key is known, but what it asks for is not its to ask."""
+
+
 # --- right request, wrong moment: another target or a later try may answer ---
 
 
@@ -244,6 +255,14 @@ class StoreBusy(SyncError):
     def __init__(self, path: str, waited_s: float) -> None:
         self.path, self.waited_s = path, waited_s
         super().__init__(f"{path} is locked by another process (waited {waited_s:g} s)")
+
+
+class FolderUnusable(SyncError):
+    """A folder of our own state is full, read-only or damaged. What serves goes on serving; nothing new comes."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        self.path, self.problem = path, problem
+        super().__init__(f"{path} cannot be used: {problem}; accepted: a sound disk with free space, open to writing")
 
 
 class IncompatibleRelease(SyncError):

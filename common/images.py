@@ -25,13 +25,13 @@ _FORMATS = ("JPEG", "PNG")
 class ImagePipeline:
     """Resize the shorter side, crop the centre, scale to ``(pixel / 255 - mean) / std``, lay out as NCHW or NHWC."""
 
-    resize: int
-    crop: int
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
-    channels: Literal["RGB", "L"] = "RGB"
-    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
-    layout: Literal["NCHW", "NHWC"] = "NCHW"
+    resize: int  # 1..8192: pixels of the shorter side, before the crop
+    crop: int  # 1..8192: pixels of the square that is cut from the centre; at most resize
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # one per channel, of pixels scaled to 0..1
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)  # one per channel, above 0
+    channels: Literal["RGB", "L"] = "RGB"  # colour, or grey
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"  # of the resize
+    layout: Literal["NCHW", "NHWC"] = "NCHW"  # of the model's input
     max_pixels: int = 50_000_000  # larger pictures are refused before they are decoded
 
     def __post_init__(self) -> None:
@@ -60,7 +60,9 @@ def decode(data: bytes, pipeline: ImagePipeline, where: str = "image") -> Image.
         raise
     except UnidentifiedImageError as exc:
         raise InvalidInput(where, "not a picture that can be decoded", "a JPEG or PNG file") from exc
-    except (OSError, ValueError, TypeError, SyntaxError, struct.error, Image.DecompressionBombError) as exc:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as exc:  # before the header is ours to read
+        raise InvalidInput(where, f"far too large: {exc}", f"at most {pipeline.max_pixels} pixels") from exc
+    except (OSError, ValueError, TypeError, SyntaxError, struct.error) as exc:
         raise InvalidInput(where, f"broken picture: {exc}", "a whole JPEG or PNG file") from exc
     except MemoryError as exc:
         raise InvalidInput(where, "needs more memory than there is", "a smaller picture") from exc

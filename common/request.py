@@ -5,11 +5,13 @@ Owns the domain types only. The wire forms are in `common/transport`, the path i
 
 from __future__ import annotations
 
+import itertools
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+
+import msgspec
 
 from common.tensors import Tensors
 
@@ -59,11 +61,18 @@ class Reason(StrEnum):
 DEFAULT_TENANT = "default"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+_PROCESS, _numbers = secrets.token_hex(6), itertools.count(1)
+
+
+def new_id() -> str:
+    """A request's id: random per process, counted within it."""
+    return f"{_PROCESS}-{next(_numbers):x}"
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
     """What the caller fixed. Crosses every hop: `deadline` is monotonic here and remaining milliseconds on the wire."""
 
-    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    id: str = msgspec.field(default_factory=new_id)
     tenant: str = DEFAULT_TENANT
     priority: Priority = Priority.INTERACTIVE
     deadline: float = math.inf  # monotonic seconds
@@ -71,26 +80,25 @@ class Context:
     pin: str | None = None  # only this version may answer
     traceparent: str = ""  # W3C trace context, passed on as it came
     reason: Reason | None = None  # why the hop before this one passed the request on
+    attempt: int = 1  # which dispatch of the call this is, all processes on its way together
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One inference call. Every input's first dimension is the batch.
 
     `classes` above 0 asks for the best classes of the first output instead of its values (the protocol's
     classification extension). An image model also takes its first input as BYTES [n]: n encoded pictures.
     """
 
-    context: Context = field(default_factory=Context)
+    context: Context = msgspec.field(default_factory=Context)
     model: str
     inputs: Tensors
     outputs: tuple[str, ...] = ()  # requested outputs; empty: all
     classes: int = 0
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    parameters: Mapping[str, Parameter] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
+class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     """Where an answer came from: `target` is the kind of place (edge, cache, cloud), `by` the process there."""
 
     target: str
@@ -100,7 +108,6 @@ class Stamp:
     reason: Reason | None = None  # set when the answer left the edge
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
+class Response(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     outputs: Tensors
     stamp: Stamp

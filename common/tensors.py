@@ -1,7 +1,8 @@
 """Tensor datatypes of the Open Inference Protocol and their numpy twins.
 
 Owns the datatype names, shape arithmetic and the BYTES layout (each element a little-endian uint32 length and that
-many bytes, as the protocol's binary extension lays it down). Leaves requests and answers to `common/request.py`.
+many bytes, as the protocol's binary extension lays it down). numpy has no BF16: here it is a record of its 16 bits, so
+that they pass unchanged and nobody takes them for integers. Leaves requests and answers to `common/request.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
 
 BYTES = "BYTES"
+BF16 = np.dtype([("bits", "<u2")])  # the upper half of a float32
 _NUMPY: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
     "UINT8": np.dtype("u1"),
@@ -33,9 +35,11 @@ _NUMPY: dict[str, np.dtype[Any]] = {
     "FP16": np.dtype("<f2"),
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
+    "BF16": BF16,
     BYTES: np.dtype("O"),
 }
 _NAMES = {dtype: name for name, dtype in _NUMPY.items()}
+_AS_THEY_ARE = frozenset(dtype for dtype in _NUMPY.values() if dtype.kind != "O")
 DATATYPES = tuple(_NUMPY)
 MAX_ELEMENTS = 1 << 40  # far over anything real; keeps shape products out of overflow
 
@@ -44,9 +48,9 @@ MAX_ELEMENTS = 1 << 40  # far over anything real; keeps shape products out of ov
 class TensorSpec:
     """A tensor as a model declares it: `shape` has -1 where a dimension is free; the first one is the batch."""
 
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
+    name: str  # as callers write it
+    datatype: str  # in the protocol's words: FP32, UINT8, INT64, BYTES ...
+    shape: tuple[int, ...]  # the batch first; -1 where a dimension is free
 
     def __post_init__(self) -> None:
         if self.datatype not in _NUMPY:
@@ -62,18 +66,33 @@ class TensorSpec:
         )
 
 
+def is_plain(value: object) -> TypeGuard[Array]:
+    """Whether `as_tensor` would give back `value` itself: an array of numbers as the wire has them."""
+    return type(value) is np.ndarray and value.dtype in _AS_THEY_ARE
+
+
 def as_tensor(value: object, where: str) -> Array:
     """What a caller in this process passed, as the wire would have delivered it: little-endian, BYTES as objects.
 
     Raises `InvalidInput` for what is no array of one of the protocol's datatypes.
     """
-    array = np.asarray(value)
+    if is_plain(value):
+        return value
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as exc:
+        raise InvalidInput(where, f"no array: {exc}", ", ".join(DATATYPES)) from exc
     if array.dtype.kind in "SU":
         array = array.astype(object)
     if array.dtype.kind == "O":
-        if not all(isinstance(element, bytes | str) for element in array.ravel()):
-            raise InvalidInput(where, "an array of objects other than bytes and str", ", ".join(DATATYPES))
+        for element in array.ravel():
+            if not isinstance(element, bytes | str):
+                raise InvalidInput(where, "an array of objects other than bytes and str", ", ".join(DATATYPES))
+            if isinstance(element, str) and not is_text(element):
+                raise InvalidInput(where, f"{element[:40]!r} is not Unicode", "bytes, or text that UTF-8 can write")
         return array
+    if array.dtype.name == "bfloat16":  # of libraries that bring one
+        return array.view(BF16)
     little = array.dtype.newbyteorder("<")
     if little not in _NAMES:
         raise InvalidInput(where, f"an array of {array.dtype}", ", ".join(DATATYPES))
@@ -90,9 +109,31 @@ def dtype_of(datatype: str, where: str) -> np.dtype[Any]:
 
 def datatype_of(array: Array) -> str:
     """The protocol's name for an array's dtype (strings and objects are BYTES)."""
+    if (name := _NAMES.get(array.dtype)) is not None:
+        return name
     if array.dtype.kind in "OSU":
         return BYTES
-    return _NAMES[array.dtype.newbyteorder("<") if array.dtype.itemsize > 1 else array.dtype]
+    return _NAMES[array.dtype.newbyteorder("<")]
+
+
+def is_text(text: str) -> bool:
+    """Whether UTF-8 can write it: lone surrogates stand for bytes that were no text."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def widened(array: Array) -> Array:
+    """BF16 as the float32 of the same values; anything else as it is."""
+    if array.dtype != BF16:
+        return array
+    return (array.view("<u2").astype("<u4") << 16).view("<f4")
+
+
+def narrowed(array: Array) -> Array:
+    """float32 as the nearest BF16, ties to even. Infinities and NaN stay what they are."""
+    bits = np.ascontiguousarray(array, "<f4").view("<u4")
+    rounded = ((bits.astype("<u8") + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    quiet = ((bits >> 16) | 0x40).astype("<u2")
+    return np.where(np.isnan(array), quiet, rounded).astype("<u2").view(BF16)
 
 
 def element_count(shape: tuple[int, ...], where: str) -> int:

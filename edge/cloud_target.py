@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from common.errors import TargetUnreachable
 from common.request import Privacy, Request, Response
 from common.serving.target import Estimate, Readiness
@@ -18,7 +20,8 @@ class CloudTarget:
     async def infer(self, request: Request) -> Response:
         if request.context.privacy is Privacy.DEVICE_ONLY:  # the policy never plans this; fail closed if one does
             raise TargetUnreachable(self.name, "the request must not leave the device")
-        return await self._client.infer(request)
+        context = structs.replace(request.context, attempt=request.context.attempt + 1)
+        return await self._client.infer(structs.replace(request, context=context))
 
     def readiness(self, model: str, version: str | None = None) -> Readiness:
         return Readiness.READY  # only the gateway knows; it says so in its answer

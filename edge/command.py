@@ -12,7 +12,7 @@ def register(subcommands: Any) -> None:
     edge = subcommands.add_parser("edge", help="run an edge node")
     actions = edge.add_subparsers(required=True, metavar="ACTION")
     action = actions.add_parser("run", help="serve until SIGTERM")
-    add_run_arguments(action, "node")
+    add_run_arguments(action, "node", reads="edge.config:NodeConfig")
     action.set_defaults(run=_run)
 
 

@@ -1,60 +1,62 @@
-"""The node's cache of answers on its disk: survives restarts, never blocks the event loop, never unpickles.
+"""The node's cache of answers on its disk: survives restarts, never blocks the event loop, never fails a call.
 
-diskcache keeps the rows; its default would unpickle values and follow file names that a row gives. `_RawDisk` accepts
-inline bytes only, in both directions, and each value is framed with its digest. The only importer of diskcache.
+Owns what may be kept and for whom, the one thread that the disk has, and what happens when it fails: each fault is
+counted, a damaged database is begun anew, a disk that is full or slow is tried once a second, a folder that cannot be
+used once a minute. Leaves rows and their form to `disk_rows.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import logging
-import sqlite3
-import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import diskcache
-from diskcache.core import MODE_RAW
+from typing import Any, TypeVar
 
 from common.bundle import CacheRules
-from common.config import from_json, to_json
-from common.errors import OutriderError
+from common.clock import BootClock, SystemBootClock
 from common.request import Privacy, Request, Response, Stamp
-from common.serving.answer_cache import Lookup, cache_key, request_digest
+from common.serving.answer_cache import CACHE, Lookup, cache_key, request_digest
 from common.serving.repository import Repository
 from common.telemetry.events import CacheFault, CacheLookup, Hook, ignore
-from common.tensors import TensorSpec, datatype_of, pack, unpack
+from edge.disk_rows import MAX_ANSWER_BYTES, AnswerRows, BadRow, discard, is_damage, open_rows
 
-_log = logging.getLogger(__name__)
-_MAGIC = b"OAC1"
-_INLINE = 1 << 40  # diskcache moves larger values to files: none is
-_MAX_PENDING = 64  # reads, and writes, that wait for the disk; more are not tried, a cache may forget
-_FAULTS = (OSError, sqlite3.Error, diskcache.Timeout)
+T = TypeVar("T")
+
 PATIENCE_S = 0.25
-MAX_ANSWER_BYTES = 4 << 20
+RETRY_S = 60.0  # after which a folder that could not be used is tried again
+PAUSE_S = 1.0  # after which a read or write is tried again, where these failed
+_MAX_READING = 256  # reads that wait for the disk; more are not tried
+_MAX_WRITING_BYTES = 32 << 20  # answers that wait for the disk; more are forgotten
+_NOTHING = Lookup()
 
 
 class DiskCache:
     """An async context. The current version of a model comes from `repository`: another version's answer never fits."""
 
-    name = "cache"
-
     def __init__(
-        self, folder: Path, repository: Repository, *, by: str, quota_bytes: int = 256 << 20, on_event: Hook = ignore
+        self,
+        folder: Path,
+        repository: Repository,
+        *,
+        by: str,
+        quota_bytes: int = 256 << 20,
+        on_event: Hook = ignore,
+        clock: BootClock | None = None,
     ) -> None:
         self._folder, self._repository, self._by = folder, repository, by
         self._quota_bytes, self._on_event = quota_bytes, on_event
+        self._clock = clock or SystemBootClock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="disk-cache")
-        self._reading = self._writing = 0
-        self._rows: diskcache.Cache | None = None
+        self._reading = self._writing_bytes = 0
+        self._rows: AnswerRows | None = None
+        self._try_again_s = self._healed_s = float("-inf")  # of the clock's `boot_s`
+        self._failing: dict[str, float] = {}  # until when what failed is not tried again
 
     async def __aenter__(self) -> DiskCache:
-        await self._on_thread(self._open)
+        """Without a usable folder the node serves on, uncached."""
+        await self._on_thread(lambda: self._attempt("cannot be opened", lambda rows: None))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -65,9 +67,9 @@ class DiskCache:
         """A disk that does not answer within `PATIENCE_S` (or half of what the caller has left) is a miss."""
         rules = self._rules(request)
         version = request.context.pin or self._current_version(request.model)
-        if rules is None or version is None or self._reading >= _MAX_PENDING:
-            return Lookup()
         patience_s = min(PATIENCE_S, (request.context.deadline - time.monotonic()) / 2)
+        if rules is None or version is None or self._reading >= _MAX_READING or patience_s <= 0:
+            return _NOTHING
         self._reading += 1
         reading = asyncio.get_running_loop().run_in_executor(self._thread, self._find, request, version, rules)
         reading.add_done_callback(self._read_done)
@@ -75,30 +77,38 @@ class DiskCache:
             async with asyncio.timeout(patience_s):
                 found = await asyncio.shield(reading)
         except TimeoutError:
-            self._on_event(CacheFault(problem=f"no answer from the disk within {patience_s:.3f} s"))
-            found = Lookup()
+            if patience_s == PATIENCE_S:  # else it is the caller that is in a hurry
+                self._on_event(CacheFault(problem=f"{self._folder} does not answer within {patience_s} s"))
+            found = _NOTHING
+        except Exception:  # reported when the read is done; a cache may fail, but no call because of it
+            found = _NOTHING
         self._on_event(CacheLookup(model=request.model, is_hit=found.response is not None))
         return found
 
-    def store(self, request: Request, response: Response, digest: bytes | None) -> None:
+    def store(self, request: Request, response: Response, digest: bytes | None) -> asyncio.Future[None] | None:
         rules = self._rules(request)
-        if rules is None or response.stamp.model != request.model or self._writing >= _MAX_PENDING:
-            return
-        self._writing += 1
-        loop = asyncio.get_running_loop()
-        loop.run_in_executor(self._thread, self._write, request, response, digest, rules).add_done_callback(self._wrote)
+        if digest is None or rules is None or response.stamp.model != request.model:
+            return None
+        size = sum(array.nbytes for array in response.outputs.values())
+        fits = size <= MAX_ANSWER_BYTES and self._writing_bytes + size <= _MAX_WRITING_BYTES
+        key = self._key(request, response.stamp.version, digest, rules)
+        work = (lambda: self._write(key, response)) if fits else _nothing  # in its turn: the look-ups before it missed
+        self._writing_bytes += size
+        writing = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        writing.add_done_callback(lambda done: self._wrote(done, size))
+        return writing
 
     def _read_done(self, done: asyncio.Future[Lookup]) -> None:
         self._reading -= 1
         self._report_failure(done)
 
-    def _wrote(self, done: asyncio.Future[None]) -> None:
-        self._writing -= 1
+    def _wrote(self, done: asyncio.Future[None], size: int) -> None:
+        self._writing_bytes -= size
         self._report_failure(done)
 
     def _report_failure(self, done: asyncio.Future[Any]) -> None:
         if not done.cancelled() and (problem := done.exception()) is not None:
-            self._on_event(CacheFault(problem=str(problem)))
+            self._on_event(CacheFault(problem=f"{self._folder}: {problem}"))
 
     def _current_version(self, model: str) -> str | None:
         loaded = self._repository.current(model)
@@ -112,148 +122,82 @@ class DiskCache:
         is_private = request.context.privacy is Privacy.DEVICE_ONLY
         return None if is_private and not config.cache.keep_device_only else config.cache
 
+    def _key(self, request: Request, version: str, digest: bytes, rules: CacheRules) -> str:
+        """A DEVICE_ONLY answer is its tenant's own, also where the model's answers are public."""
+        is_private = request.context.privacy is Privacy.DEVICE_ONLY
+        return cache_key(request, version, digest, is_public=rules.is_public and not is_private)
+
     async def _on_thread(self, call: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     # --- on the cache's thread ---
 
-    def _open(self) -> None:
-        """Without a usable folder the node serves on, uncached."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._folder.chmod(0o700)
-            self._rows = diskcache.Cache(
-                str(self._folder),
-                disk=_RawDisk,
-                disk_min_file_size=_INLINE,
-                eviction_policy="least-recently-stored",
-                size_limit=self._quota_bytes,
-                sqlite_synchronous=0,
-                statistics=0,
-                timeout=PATIENCE_S,
-            )
-        except _FAULTS as exc:
-            self._fault("cannot be opened, serving without it", exc)
-
-    def _close(self) -> None:
-        if self._rows is not None:
-            self._rows.close()
-
     def _find(self, request: Request, version: str, rules: CacheRules) -> Lookup:
         digest = request_digest(request)
-        key = cache_key(request, version, digest, is_public=rules.is_public)
-        return Lookup(self._read(key), digest)
+        key = self._key(request, version, digest, rules)
+        found = self._attempt("cannot be read", lambda rows: rows.read(key, request.model, version, rules.ttl_s))
+        if found is None:
+            return Lookup(digest=digest, key=key, version=version)
+        stamp = Stamp(target=CACHE, model=request.model, version=version, by=self._by)
+        return Lookup(Response(outputs=found.outputs, stamp=stamp), digest, key, version)
 
-    def _read(self, key: str) -> Response | None:
-        if self._rows is None:
+    def _write(self, key: str, response: Response) -> None:
+        self._attempt("cannot be written", lambda rows: rows.write(key, response))
+
+    def _close(self) -> None:
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            rows.close()
+
+    def _attempt(self, problem: str, work: Callable[[AnswerRows], T]) -> T | None:
+        """`work` on the database, which is opened first where it is due; None where that fails. Never raises."""
+        now_s = self._clock.moment().boot_s
+        if now_s < self._failing.get(problem, now_s) or (self._rows is None and now_s < self._try_again_s):
             return None
         try:
-            data = self._rows.get(key)
-            return None if data is None else _decode(data, key, self.name, self._by)
-        except _FAULTS as exc:
-            self._fault("cannot be read", exc)
-        except (_BadRow, OutriderError) as exc:
-            self._fault("holds a damaged row, removed", exc)
-            self._remove(key)
-        return None
+            rows = self._rows = self._rows or self._open()
+            result = work(rows)
+        except BadRow as exc:
+            self._fault("refused a row, which is removed", exc)
+            return None
+        except Exception as exc:  # whatever a damaged or hostile file makes of SQLite and the library
+            is_new = problem not in self._failing
+            self._fault(problem, exc, is_new=is_new)
+            self._failing[problem] = now_s if is_damage(exc) else now_s + PAUSE_S
+            self._recover(exc, now_s)
+            return None
+        self._failing.pop(problem, None)
+        return result
 
-    def _write(self, request: Request, response: Response, digest: bytes | None, rules: CacheRules) -> None:
+    def _open(self) -> AnswerRows:
+        """Raises what `open_rows` does where a new database does not help, or did not help a moment ago."""
+        try:
+            rows = open_rows(self._folder, self._quota_bytes, self._clock)
+        except Exception as exc:
+            if not is_damage(exc):
+                raise
+            self._fault("is damaged and begun anew", exc)
+            discard(self._folder)
+            rows = open_rows(self._folder, self._quota_bytes, self._clock)
+        if rows.removed:
+            self._on_event(CacheFault(problem=f"{self._folder} had {rows.removed} rows of others, which are removed"))
+        return rows
+
+    def _recover(self, exc: Exception, now_s: float) -> None:
         if self._rows is None:
-            return
-        version = response.stamp.version
-        key = cache_key(request, version, digest or request_digest(request), is_public=rules.is_public)
-        data = _encode(response, key)
-        if len(data) > MAX_ANSWER_BYTES:
-            return
-        try:
-            self._rows.set(key, data, expire=rules.ttl_s)
-        except _FAULTS as exc:
-            self._fault("cannot be written", exc)
+            self._try_again_s = now_s + RETRY_S
+        elif is_damage(exc):
+            try:
+                self._close()
+                discard(self._folder)
+            except Exception as problem:
+                self._fault("cannot be closed", problem)
+            self._try_again_s = max(now_s, self._healed_s + RETRY_S)
+            self._healed_s = now_s
 
-    def _remove(self, key: str) -> None:
-        try:
-            if self._rows is not None:
-                self._rows.delete(key)
-        except _FAULTS as exc:
-            self._fault("cannot remove a row", exc)
-
-    def _fault(self, what: str, exc: Exception) -> None:
-        _log.warning("disk cache %s %s: %s", self._folder, what, exc)
-        self._on_event(CacheFault(problem=f"{what}: {exc}"))
+    def _fault(self, what: str, exc: Exception, *, is_new: bool = True) -> None:
+        self._on_event(CacheFault(problem=f"{self._folder} {what}: {exc or type(exc).__name__}", is_new=is_new))
 
 
-class _BadRow(Exception):
-    """A row that this cache did not write."""
-
-
-class _RawDisk(diskcache.Disk):  # type: ignore[misc]
-    """Inline raw bytes under text keys and nothing else: no pickles, no files."""
-
-    def put(self, key: Any) -> tuple[Any, bool]:
-        if not isinstance(key, str):
-            raise _BadRow(f"key of type {type(key).__name__}")
-        return key, True
-
-    def get(self, key: Any, raw: bool) -> Any:
-        if not raw or not isinstance(key, str):
-            raise _BadRow("a key that is not text")
-        return key
-
-    def store(self, value: Any, read: bool, key: Any = None) -> tuple[int, int, None, Any]:
-        if not isinstance(value, bytes):
-            raise _BadRow(f"value of type {type(value).__name__}")
-        return 0, MODE_RAW, None, sqlite3.Binary(value)
-
-    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> bytes:
-        if mode != MODE_RAW or filename is not None or not isinstance(value, bytes):
-            raise _BadRow("a row that is not inline bytes")
-        return value
-
-    def filename(self, key: Any = None, value: Any = None) -> tuple[str, str]:
-        raise _BadRow("values are never kept in files")
-
-    def remove(self, file_path: str) -> None:
-        """Rows of ours have no files; a planted file name is not followed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Header:
-    key: str
-    model: str
-    version: str
-    tensors: tuple[TensorSpec, ...]
-    sizes: tuple[int, ...]
-
-
-def _encode(response: Response, key: str) -> bytes:
-    """magic, SHA-256 of the rest, header length, JSON header, tensors."""
-    parts = [pack(array) for array in response.outputs.values()]
-    header = to_json(
-        _Header(
-            key=key,
-            model=response.stamp.model,
-            version=response.stamp.version,
-            tensors=tuple(
-                TensorSpec(name=name, datatype=datatype_of(array), shape=array.shape)
-                for name, array in response.outputs.items()
-            ),
-            sizes=tuple(len(part) for part in parts),
-        )
-    )
-    body = b"".join((struct.pack("<I", len(header)), header, *parts))
-    return _MAGIC + hashlib.sha256(body).digest() + body
-
-
-def _decode(data: bytes, key: str, target: str, by: str) -> Response:
-    if data[:4] != _MAGIC or hashlib.sha256(data[36:]).digest() != data[4:36]:
-        raise _BadRow("digest does not match")
-    (length,) = struct.unpack_from("<I", data, 36)
-    offset = 40 + length
-    header = from_json(data[40:offset], _Header, "cached answer")
-    if header.key != key:
-        raise _BadRow("the answer to another request")
-    outputs = {}
-    for spec, size in zip(header.tensors, header.sizes, strict=True):
-        outputs[spec.name] = unpack(data[offset : offset + size], spec.datatype, spec.shape, spec.name)
-        offset += size
-    return Response(outputs=outputs, stamp=Stamp(target=target, model=header.model, version=header.version, by=by))
+def _nothing() -> None:
+    return None

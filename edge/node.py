@@ -7,25 +7,26 @@ and in process through `node.infer`.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from common.request import Context, Parameter, Priority, Privacy, Request, Response
+from common.request import Parameter, Priority, Privacy, Response
 from common.serving.breaker import TargetBreakers
 from common.serving.dataplane import DataPlane
 from common.serving.router import Router
 from common.serving.target import Target
 from common.telemetry.events import Hook, ignore
-from common.tensors import Tensors, as_tensor
+from common.tensors import Tensors
 from common.transport.grpc_client import OipClient
 from common.transport.process import ServingProcess
 from common.transport.servers import serve
+from common.transport.tenants import read_key_file
 from edge.catalog import NodeCatalog
 from edge.cloud_target import CloudTarget
 from edge.config import NodeConfig
 from edge.disk_cache import DiskCache
+from edge.in_process import checked_request
 from edge.policy import EDGE, EdgeFirst
 from hardware.serving import LocalServing
 from sync.agent.agent import Agent
@@ -62,18 +63,18 @@ class Node(ServingProcess):
         Inputs are arrays by name, the batch first; `timeout_s` is the time left to answer. Raises the errors of
         `common.errors`.
         """
-        context = Context(priority=priority, privacy=privacy, pin=pin, deadline=time.monotonic() + timeout_s)
-        inputs = {name: as_tensor(value, f"inputs[{name!r}]") for name, value in inputs.items()}
-        return await self.dataplane.infer(
-            Request(
-                context=context,
-                model=model,
-                inputs=inputs,
-                outputs=outputs,
-                classes=classes,
-                parameters=parameters or {},
-            )
+        request = checked_request(
+            model,
+            inputs,
+            outputs=outputs,
+            classes=classes,
+            timeout_s=timeout_s,
+            priority=priority,
+            privacy=privacy,
+            pin=pin,
+            parameters=parameters,
         )
+        return await self.dataplane.infer(request)
 
     async def _start(self, stack: AsyncExitStack) -> None:
         config, enter = self.config, stack.enter_async_context
@@ -85,7 +86,8 @@ class Node(ServingProcess):
         targets: list[Target] = [local.target]
         client = None
         if config.gateway is not None:
-            client = await enter(OipClient(config.gateway))
+            key = read_key_file(config.api_key_file, config.name)
+            client = await enter(OipClient(config.gateway, api_key=key, is_hop=True))
             targets.append(CloudTarget(client))
         state = Path(config.state_dir)
         cache = None
@@ -101,6 +103,7 @@ class Node(ServingProcess):
             cache=cache,
             on_event=self.on_event,
             is_ready=lambda: client is not None or any(map(local.repository.current, local.repository.models())),
+            timeout_s=config.server.timeout_s,
         )
         for model in config.models:
             await local.serve_bundle(Path(model.bundle), model.version)
@@ -115,5 +118,11 @@ class Node(ServingProcess):
                 )
             )
         self.servers = await enter(
-            serve(self.dataplane, config.server, metrics=self.metrics.render, statistics=self.statistics)
+            serve(
+                self.dataplane,
+                config.server,
+                metrics=self.metrics.render,
+                statistics=self.statistics,
+                tenants=config.tenants,
+            )
         )

@@ -5,6 +5,7 @@ Pure: reads the targets' readiness and estimates, never touches them. DEVICE_ONL
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from common.request import SLA_S, Privacy, Reason, Request
@@ -15,6 +16,7 @@ EDGE, CLOUD = "edge", "cloud"
 
 # The edge can still try where it would only be slow; these leave it nothing to try with.
 _EDGE_CANNOT = (Reason.NO_ENGINE, Reason.BUILDING, Reason.OUTSIDE_PROFILE)
+_MARGIN = 1.2  # an estimate is one
 
 
 class EdgeFirst:
@@ -28,7 +30,14 @@ class EdgeFirst:
             return Plan((home, Step(cloud)))
         if reason in _EDGE_CANNOT:
             return Plan((Step(cloud, reason),))
-        return Plan((Step(cloud, reason), home))
+        return Plan((Step(cloud, reason, reserve_s=_reserve_s(request, edge, now)), home))
+
+
+def _reserve_s(request: Request, edge: Target, now: float) -> float:
+    """What the edge needs to answer after a cloud that did not; 0 where that would leave the cloud too little."""
+    remaining = request.context.deadline - now
+    needed = _MARGIN * edge.estimate(request).seconds
+    return needed if needed <= remaining / 2 and remaining != math.inf else 0.0
 
 
 def reason_to_leave(request: Request, edge: Target, now: float) -> Reason | None:

@@ -23,6 +23,7 @@ from common.serving.slot import LoadedEngine
 from common.tensors import Array
 from hardware import engines
 from hardware.engines.base import EngineRequest
+from hardware.engines.drill import Drill
 from hardware.gate import judge
 
 
@@ -30,19 +31,25 @@ from hardware.gate import judge
 class EngineOptions:
     """How engines are opened here. `variants` and `engines` are what this process is willing to run."""
 
-    variants: tuple[str, ...] = ("trt-int8", "cpu-int8")
-    engines: tuple[str, ...] = ("tensorrt", "onnxruntime")
-    threads: int = 0  # per engine; 0: half of the cores, at least one
+    variants: tuple[str, ...] = ("trt-int8", "cpu-int8")  # forms of a model that this process may serve
+    engines: tuple[str, ...] = ("tensorrt", "onnxruntime")  # back-ends, the preferred one first
+    threads: int = 0  # 0..: threads of each engine; 0: half of the cores, at least one
     factories: Mapping[str, str] = field(default_factory=dict)  # model -> module:callable, for torch
-    max_batch: Mapping[str, int] = field(default_factory=dict)  # model -> a limit below the model's own
+    max_batch: Mapping[str, int] = field(default_factory=dict)  # 1..: rows; model -> a limit below the model's own
+    synthetic: Mapping[str, Drill] = field(default_factory=dict)  # model -> what its synthetic engine plays
+    inline_below_us: float = 0.0  # 0..1000: batches predicted to take less run on the event loop, not on a thread
     golden_gate: bool = True  # off: serve whatever opens (drills only)
 
     def __post_init__(self) -> None:
         if self.threads < 0:
             raise ValueError(f"threads must be >= 0, got {self.threads}")
+        if not 0 <= self.inline_below_us <= 1000:
+            raise ValueError(f"inline_below_us must be 0..1000, got {self.inline_below_us}")
         for model, limit in self.max_batch.items():
             if limit < 1:
                 raise ValueError(f"max_batch of {model!r} must be >= 1, got {limit}")
+        if self.synthetic and "synthetic" not in self.engines:
+            raise ValueError(f"synthetic is set for {', '.join(self.synthetic)}, but engines lacks 'synthetic'")
 
 
 class Opener:
@@ -62,6 +69,7 @@ class Opener:
             files=tuple(bundle.file(name) for name in variant.files[installed.engine]),
             threads=self._options.threads or max(1, (os.cpu_count() or 1) // 2),
             factories=self._options.factories,
+            drill=self._options.synthetic.get(config.name, Drill()),
         )
         engine = engines.open_engine(installed.engine, request)
         try:

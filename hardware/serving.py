@@ -23,8 +23,8 @@ from hardware.install import EngineInstaller, EngineOptions, Opener
 class StaticModel:
     """A bundle folder on this machine that is served without the parameter path."""
 
-    bundle: str
-    version: str = "1"
+    bundle: str  # path of the bundle folder
+    version: str = "1"  # the version that answers are stamped with
 
 
 class LocalServing:
@@ -39,7 +39,9 @@ class LocalServing:
         max_queue_rows: int = 256,
         on_event: Hook = ignore,
     ) -> None:
-        self.device = Device(max_queue_rows=max_queue_rows, on_event=on_event)
+        self.device = Device(
+            max_queue_rows=max_queue_rows, inline_below_s=options.inline_below_us / 1e6, on_event=on_event
+        )
         self.repository = Repository(Opener(options), self.device.close_engine, on_event=on_event)
         self.target = LocalTarget(target, self.repository, self.device, by=by)
         self.installer = EngineInstaller(self.repository, options)

@@ -15,6 +15,9 @@ from typing import Final
 from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
 from amqtt.broker import Broker
 
+from common.errors import ConfigError
+
+_ADDRESS: Final = "a free address of this machine; port 0: any free one"
 _LISTENER: Final = "default"
 _CONFIG: Final = {
     "listeners": {_LISTENER: {"type": "external", "bind": "unused"}},
@@ -27,7 +30,12 @@ async def broker(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
     """A running broker; yields its address, host:port."""
     running = Broker(dict(_CONFIG))
     await running.start()
-    server = await asyncio.start_server(partial(_hand_over, running), host, port)
+    try:
+        server = await asyncio.start_server(partial(_hand_over, running), host, port)
+    except (OSError, OverflowError) as exc:
+        await running.shutdown()
+        problem = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        raise ConfigError("broker", f"{host}:{port}", f"cannot listen: {problem}", _ADDRESS) from exc
     try:
         bound_host, bound_port = server.sockets[0].getsockname()[:2]
         yield f"{bound_host}:{bound_port}"

@@ -36,8 +36,9 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     serve.add_argument("--group", help="nodes' group in the hint's topic (default)")
     serve.add_argument("--spread-ms", type=int, help="window over which nodes spread after a hint (0)")
     serve.add_argument("--name", help="name in the endpoint file (sync)")
+    serve.add_argument("--check", action="store_true", help="only read the settings: exit 0, or 2 and what is wrong")
     _add_endpoint_file(serve)
-    serve.set_defaults(run=_serve)
+    serve.set_defaults(run=_serve, reads="sync.service:ServiceConfig")
 
 
 def _add_broker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -67,6 +68,9 @@ def _serve(args: argparse.Namespace) -> int:
     from sync.service import service
 
     config = _service_config(args)
+    if args.check:
+        print(f"{args.config or 'the command line'} is sound")
+        return 0
 
     async def run() -> None:
         async with _until_signal() as stopped, service(config) as address:
@@ -90,10 +94,17 @@ def _broker(args: argparse.Namespace) -> int:
 
 
 def _keys_init(args: argparse.Namespace) -> int:
+    from common.errors import ConfigError
     from sync.store import TIMESTAMP, Store, write_atomic
     from sync.trust.keys import Keys
     from sync.trust.repository import Repository
 
+    for flag, folder in (("--keys", args.keys), ("--store", args.store)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700 if flag == "--keys" else 0o755)
+        except OSError as exc:
+            problem = f"{folder} cannot be used: {exc.strerror}"
+            raise ConfigError("sync keys init", flag, problem, "a folder to write in") from exc
     store = Store(args.store)
     with store.lock():
         if args.if_absent and store.read(TIMESTAMP) is not None:
@@ -119,7 +130,7 @@ def _service_config(args: argparse.Namespace) -> ServiceConfig:
     if args.config is not None:
         try:
             data = tomllib.loads(args.config.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, RecursionError) as exc:
             raise ConfigError(str(args.config), "", f"cannot be read: {exc}", "a readable TOML file") from exc
     names = [field.name for field in dataclasses.fields(ServiceConfig)]
     data |= {name: value for name in names if (value := getattr(args, name)) is not None}

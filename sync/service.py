@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,14 +40,15 @@ _READERS: Final = 2
 class ServiceConfig:
     """`outrider sync serve`'s settings; all of it loopback and no broker by default."""
 
-    store: str
-    keys: str | None = None  # folder with at least the online keys; None: signatures are not renewed here
-    host: str = "127.0.0.1"
-    port: int = 0
-    broker: str | None = None  # host:port
-    group: str = "default"
-    spread_ms: int = 0  # over which nodes spread their polls after a hint
-    name: str = "sync"
+    store: str  # the folder that `outrider publish` writes
+    # folder with at least the online keys: signatures are renewed here; none: they are not
+    keys: str | None = None
+    host: str = "127.0.0.1"  # address to bind; only loopback keeps other machines out
+    port: int = 0  # 0..65535: gRPC; 0: any free port
+    broker: str | None = None  # host:port of an MQTT broker for hints; none: nodes poll
+    group: str = "default"  # the nodes that hear the hints: those with the same group
+    spread_ms: int = 0  # 0..86400000: window over which nodes spread their polls after a hint
+    name: str = "sync"  # its name in the endpoint file and in the log
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -99,7 +101,17 @@ def _bind(server: Any, config: ServiceConfig) -> int:
     try:
         return int(server.add_insecure_port(address))
     except RuntimeError as exc:
-        raise ConfigError("sync service", "port", f"{address} cannot be bound (taken?)", "a free port, or 0") from exc
+        problem = f"{address} cannot be bound: {_why_not(config)}"
+        raise ConfigError("sync service", "port", problem, "a free port, or 0") from exc
+
+
+def _why_not(config: ServiceConfig) -> str:
+    """gRPC keeps the cause to itself: asking the system once more tells it."""
+    try:
+        with socket.create_server((config.host, config.port)):
+            return "it was taken until now"
+    except OSError as exc:
+        return exc.strerror or str(exc)
 
 
 class _Servicer(sync_pb2_grpc.SyncServicer):

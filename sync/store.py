@@ -144,6 +144,9 @@ def _write(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as exc:  # a full disk does not say which file it was
+        temporary.unlink(missing_ok=True)
+        raise OSError(exc.errno, exc.strerror, str(path)) from exc
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 
 from common.bundle import ModelConfig
+from common.clock import Moment
 from common.serving.engine import Batch, EngineFingerprint, Outputs
 from common.serving.latency import LatencyModel
 from common.serving.slot import LoadedEngine
@@ -31,6 +32,23 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         self.seconds += seconds
+
+
+class FakeBootClock:
+    """A machine's clocks: the one that counts from its start, and the one on the wall."""
+
+    def __init__(self) -> None:
+        self.boot, self.boot_s, self.wall_s = 1, 1000.0, 1_800_000_000.0
+
+    def moment(self) -> Moment:
+        return Moment(boot=f"boot {self.boot}", boot_s=self.boot_s, wall_s=self.wall_s)
+
+    def advance(self, seconds: float) -> None:
+        self.boot_s += seconds
+        self.wall_s += seconds
+
+    def reboot(self, down_s: float) -> None:
+        self.boot, self.boot_s, self.wall_s = self.boot + 1, 1.0, self.wall_s + down_s
 
 
 def config(name: str = "double", *, max_batch: int = 8, width: int = 2, task: str = "tensor") -> ModelConfig:

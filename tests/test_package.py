@@ -24,4 +24,5 @@ def test_every_subcommand_is_registered_by_its_package() -> None:
         "sync": "sync",
         "edge": "edge",
         "cloud": "cloud",
+        "keys": "common",
     }

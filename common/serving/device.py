@@ -1,6 +1,8 @@
 """One device: one engine thread, one scheduler. The loop reads: pick a batch, run it, hand out the answers.
 
 Everything but `Engine.run` happens on the event loop; the thread has its own queue and wakes the loop once per batch.
+A batch that is predicted to take less than `inline_below_s` runs on the loop itself, where the way to the thread and
+back would cost more: the price is that nothing else happens meanwhile, not even another caller's deadline.
 Every caller hears something by its deadline, whatever the engine does. A cancelled caller leaves its batch quietly: its
 neighbours still get their answers.
 """
@@ -11,17 +13,17 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
-from common.errors import DeadlineExceeded, EngineError, Overloaded, Unavailable
+from common.errors import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, Unavailable
 from common.request import Context, Priority
 from common.serving.engine import Batch, Engine, Outputs
 from common.serving.scheduler import ClassScheduler, Item, Scheduler
-from common.serving.slot import Lease, LoadedEngine
+from common.serving.slot import Lease
 from common.telemetry.events import BatchDone, Hook, ignore
 from common.tensors import Tensors
 
@@ -29,31 +31,13 @@ _log = logging.getLogger(__name__)
 _CLOSE_S = 5.0  # for the batch that runs when the device is closed
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Waiting(Item):
+class _Waiting(Item, kw_only=True, eq=False):
     """A scheduler's item with what the device needs to answer it."""
 
     inputs: Tensors
     lease: Lease
-    answer: asyncio.Future[Outputs]
     model: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    items: list[_Waiting]
-    results: list[Outputs | Exception]
-    seconds: float
-
-
-@dataclass(slots=True)
-class _Running:
-    """What the engine works on. Items whose deadline passes meanwhile are answered without it."""
-
-    items: list[_Waiting] = field(default_factory=list)
-
-    def wake_at(self) -> float:
-        return min((item.deadline for item in self.items if not item.answer.done()), default=float("inf"))
+    answer: asyncio.Future[Outputs] = None  # type: ignore[assignment]  # made once it has to wait
 
 
 class Device:
@@ -64,20 +48,23 @@ class Device:
         name: str = "cpu",
         *,
         max_queue_rows: int = 256,
+        inline_below_s: float = 0.0,
         scheduler: Scheduler | None = None,
         on_event: Hook = ignore,
     ) -> None:
         self.name, self.max_queue_rows = name, max_queue_rows
+        self._inline_below_s = inline_below_s
         self.scheduler = scheduler or ClassScheduler()
         self._on_event = on_event
         self._ids = itertools.count(1)
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[list[_Waiting] | Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"device-{name}", daemon=True)
         self._queued: dict[int, _Waiting] = {}
         self._preparing = dict.fromkeys(Priority, 0)  # rows that are on their way into the queue
-        self._running = _Running()
+        self._running: list[_Waiting] = []  # late ones among them are answered without waiting for the engine
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = math.inf
 
     async def __aenter__(self) -> Device:
         self._loop = asyncio.get_running_loop()
@@ -94,9 +81,9 @@ class Device:
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join, _CLOSE_S)
         await asyncio.sleep(0)  # the last batch hands out its answers
-        if self._running.items:
+        if self._running:
             _log.error("device %r is still busy after %g s; it ends with the process", self.name, _CLOSE_S)
-            for item in self._running.items:
+            for item in self._running:
                 _answer(item, EngineError(item.model, "still running when the device was closed"))
 
     @property
@@ -105,8 +92,11 @@ class Device:
 
     def rows_ahead(self, priority: Priority) -> int:
         """Rows that go before a new request of this class, those still being prepared included."""
-        preparing = sum(rows for other, rows in self._preparing.items() if other <= priority)
-        return self.scheduler.rows_ahead(priority) + preparing
+        ahead = self.scheduler.rows_ahead(priority)
+        for other, rows in self._preparing.items():
+            if rows and other <= priority:
+                ahead += rows
+        return ahead
 
     @contextlib.contextmanager
     def preparing(self, model: str, rows: int, context: Context) -> Iterator[None]:
@@ -124,17 +114,24 @@ class Device:
         Raises `Overloaded` (queue full), `DeadlineExceeded` (at the deadline, or at once where it cannot be met),
         `EngineError`, or `Unavailable` when the device is closed.
         """
-        loaded = lease.loaded
         try:
-            item = self._item(lease, loaded, inputs, rows, context)
-            self._admit(item.model, rows, context)
-            if not self.scheduler.push(item, self.now):
+            item = self._item(lease, inputs, rows, context)
+            now = self._admit(item.model, rows, context)
+            is_next = self.scheduler.start(item, now)
+            if not is_next and not self.scheduler.push(_with_key(item), now):
                 raise DeadlineExceeded(item.model, "or would have before the device could answer")
         except BaseException:
             lease.release()
             raise
-        self._queued[item.id] = item
-        self._pump()
+        if is_next and item.latency.seconds(rows, now) < self._inline_below_s:
+            return self._run_inline(item, now)
+        item.answer = self._loop.create_future()
+        if is_next:
+            self._start([item])
+            self._set_timer()
+        else:
+            self._queued[item.id] = item
+            self._pump()
         try:
             return await item.answer
         finally:
@@ -146,10 +143,10 @@ class Device:
         """Closes an engine on the device's thread, behind what is running. Safe from any thread."""
         self._jobs.put(engine.close)
 
-    def _item(self, lease: Lease, loaded: LoadedEngine, inputs: Tensors, rows: int, context: Context) -> _Waiting:
+    def _item(self, lease: Lease, inputs: Tensors, rows: int, context: Context) -> _Waiting:
+        loaded = lease.loaded
         return _Waiting(
             id=next(self._ids),
-            key=(id(loaded), *((name, a.dtype, a.shape[1:]) for name, a in sorted(inputs.items()))),
             rows=rows,
             priority=context.priority,
             deadline=context.deadline,
@@ -157,53 +154,79 @@ class Device:
             max_rows=loaded.config.max_batch,
             inputs=inputs,
             lease=lease,
-            answer=self._loop.create_future(),
             model=loaded.config.name,
         )
 
-    def _admit(self, model: str, rows: int, context: Context) -> None:
-        """A class is refused for what its own and more urgent classes have queued, never for a flood below it."""
+    def _admit(self, model: str, rows: int, context: Context) -> float:
+        """The time now. A class is refused for what its own and more urgent classes have queued, never for a flood
+        below it."""
         if self._is_closed:
             raise Unavailable(f"device {self.name!r} is closed")
-        if context.deadline <= self.now:
+        now = self.now
+        if context.deadline <= now:
             raise DeadlineExceeded(model, "before it was queued")
         ahead = self.rows_ahead(context.priority)
         if ahead + rows > self.max_queue_rows:
-            wait_s = self.scheduler.wait_s(context.priority, self.now)
+            wait_s = self.scheduler.wait_s(context.priority, now)
             raise Overloaded(f"device {self.name!r}", queued=ahead, limit=self.max_queue_rows, retry_after_s=wait_s)
+        return now
+
+    def _run_inline(self, item: _Waiting, start: float) -> Outputs:
+        [result] = _run_engine([item])
+        now = self.now
+        self.scheduler.done([item], now - start, now)
+        item.lease.release()
+        self._on_event(BatchDone(model=item.model, rows=item.rows, items=1, seconds=now - start))
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _start(self, items: list[_Waiting]) -> None:
+        self._running = items
+        self._jobs.put(items)
 
     def _pump(self) -> None:
         now = self.now
         for late in self.scheduler.expire(now):
             self._settle(late, DeadlineExceeded(_waiting(late).model, "while it was queued"))
-        for item in self._running.items:
+        for item in self._running:
             if item.deadline <= now:
                 _answer(item, DeadlineExceeded(item.model, "while the engine was running"))
-        if not self._running.items and not self._is_closed and (batch := self.scheduler.next(now)):
+        if not self._running and not self._is_closed and (batch := self.scheduler.next(now)):
             items = [_waiting(item) for item in batch]
             for item in items:
                 del self._queued[item.id]
-            self._running = _Running(items)
-            self._jobs.put(lambda: self._run(items))
+            self._start(items)
         self._set_timer()
 
     def _set_timer(self) -> None:
+        """A timer for the first deadline. One that is set for earlier stays: it will look again."""
+        wake = self.scheduler.wake_at()
+        for item in self._running:
+            if item.deadline < wake and not item.answer.done():
+                wake = item.deadline
+        if wake == math.inf or wake >= self._wakes_at or self._is_closed:
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        wake = min(self.scheduler.wake_at(), self._running.wake_at())
-        if wake != float("inf") and not self._is_closed:
-            self._timer = self._loop.call_later(max(0.0, wake - self.now) + 0.0005, self._pump)
+        self._wakes_at = wake
+        self._timer = self._loop.call_later(max(0.0, wake - self.now) + 0.0005, self._wake)
 
-    def _finish(self, done: _Done) -> None:
-        """Back on the loop: the next batch starts before these answers go out."""
-        self._running = _Running()
-        rows = sum(item.rows for item in done.items)
-        self.scheduler.done([*done.items], done.seconds, self.now)
+    def _wake(self) -> None:
+        self._timer, self._wakes_at = None, math.inf
         self._pump()
-        for item, result in zip(done.items, done.results, strict=True):
+
+    def _finish(self, items: list[_Waiting], results: list[Outputs | Exception], seconds: float) -> None:
+        """Back on the loop: the next batch starts before these answers go out."""
+        self._running = []
+        self.scheduler.done([*items], seconds, self.now)
+        if self._queued:
+            self._pump()
+        rows = 0
+        for item, result in zip(items, results, strict=True):
+            rows += item.rows
             self._settle(item, result)
-        self._on_event(BatchDone(model=done.items[0].model, rows=rows, items=len(done.items), seconds=done.seconds))
+        self._on_event(BatchDone(model=items[0].model, rows=rows, items=len(items), seconds=seconds))
 
     def _settle(self, item: Item, result: Outputs | Exception) -> None:
         """The end of an item: its answer, its lease, and the memory of its inputs."""
@@ -218,16 +241,26 @@ class Device:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                job()
+                if isinstance(job, list):
+                    self._run(job)
+                else:
+                    job()
             except BaseException:  # an engine that cannot be closed must not end the thread that runs the others
                 _log.exception("a job on device %r failed", self.name)
 
     def _run(self, items: list[_Waiting]) -> None:
         start = time.monotonic()
         results = _run_engine(items)
-        done = _Done(items, results, time.monotonic() - start)
+        seconds = time.monotonic() - start
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is waiting any more
-            self._loop.call_soon_threadsafe(self._finish, done)
+            self._loop.call_soon_threadsafe(self._finish, items, results, seconds)
+
+
+def _with_key(item: _Waiting) -> _Waiting:
+    """Only what queues needs one: equal engines, dtypes and row shapes may share a batch."""
+    loaded = item.lease.loaded
+    item.key = (id(loaded), *((name, a.dtype, a.shape[1:]) for name, a in sorted(item.inputs.items())))
+    return item
 
 
 def _waiting(item: Item) -> _Waiting:
@@ -248,21 +281,26 @@ def _run_engine(items: list[_Waiting]) -> list[Outputs | Exception]:
     """One outcome per item, whatever the engine does."""
     model = items[0].model
     try:
-        batch = Batch(tuple(item.inputs for item in items), sum(item.rows for item in items))
+        if len(items) == 1:
+            batch = Batch((items[0].inputs,), items[0].rows)
+        else:
+            batch = Batch(tuple(item.inputs for item in items), sum(item.rows for item in items))
         results = items[0].lease.loaded.engine.run(batch)
         if len(results) != len(items):
             raise ValueError(f"{len(results)} answers for {len(items)} requests")
+        if len(items) == 1:
+            return [_checked(items[0], results[0])]
         return [_checked(item, result) for item, result in zip(items, results, strict=True)]
     except BaseException as exc:  # whatever it is, each caller is told and the thread goes on
         return [EngineError(model, f"{type(exc).__name__}: {exc}") for _ in items]
 
 
 def _checked(item: _Waiting, result: Outputs | Exception) -> Outputs | Exception:
-    if isinstance(result, EngineError):
+    if isinstance(result, EngineError | InvalidRequest):  # the engine's own word, or that of what it was given
         return result
     if isinstance(result, Exception):
         return EngineError(item.model, f"{type(result).__name__}: {result}")
     for output, array in result.items():
-        if array.ndim == 0 or array.shape[0] != item.rows:
+        if array.shape[:1] != (item.rows,):
             return EngineError(item.model, f"output {output!r} has shape {list(array.shape)} for {item.rows} rows")
     return result

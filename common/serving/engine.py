@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from common.serving.latency import LatencyModel
 from common.tensors import Array, Tensors
 
@@ -27,8 +29,7 @@ class EngineFingerprint:
         return f"{self.engine}_{self.variant}"
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True, eq=False):
     """The inputs of several requests, one mapping each; equal dtypes and row shapes. `rows` counts all rows."""
 
     items: tuple[Tensors, ...]

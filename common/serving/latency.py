@@ -15,6 +15,7 @@ class LatencyModel:
     FORGET = 0.2
     BOUNDS = (0.5, 2.0)  # of one observation, times the present estimate
     HALF_LIFE_S = 10.0  # of what has not been observed again
+    _FRESH_S = 0.01
 
     def __init__(self, base_s: float, per_row_s: float, *, observed_at: float = float("-inf")) -> None:
         self.base_s, self.per_row_s = max(base_s, 0.0), max(per_row_s, 0.0)
@@ -39,12 +40,14 @@ class LatencyModel:
         if line <= 0:
             self.base_s = seconds
         else:
-            low, high = (bound * scale for bound in self.BOUNDS)
-            self._scale = scale + self.FORGET * (min(max(seconds / line, low), high) - scale)
+            low, high = self.BOUNDS
+            self._scale = scale + self.FORGET * (min(max(seconds / line, low * scale), high * scale) - scale)
         self._observed_at = now
 
     def _scale_at(self, now: float) -> float:
-        idle = max(0.0, now - self._observed_at)
+        idle = now - self._observed_at
+        if idle < self._FRESH_S:  # of no consequence, and the hot path of a busy device
+            return self._scale
         return float(1.0 + (self._scale - 1.0) * 0.5 ** (idle / self.HALF_LIFE_S))
 
     def _line(self, rows: int) -> float:

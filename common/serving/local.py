@@ -33,10 +33,12 @@ class LocalTarget:
     async def infer(self, request: Request) -> Response:
         lease = self._repository.lease(request.model, request.context.pin)
         loaded = lease.loaded
+        inputs, rows = request.inputs, loaded.accepts.rows(request)
         try:
-            check(request, loaded.config)
-            rows = rows_of(request)
-            inputs = await self._inputs(request, loaded.config, rows)
+            if not rows:
+                check(request, loaded.config)
+                rows = rows_of(request)
+                inputs = await self._inputs(request, loaded.config, rows)
         except BaseException:
             lease.release()
             raise
@@ -62,13 +64,9 @@ class LocalTarget:
         if loaded is None:
             return Estimate(seconds=float("inf"))
         now, context = self._device.now, request.context
-        try:
-            check(request, loaded.config)
-            rows, outside = rows_of(request), ""
-        except OutsideProfile as exc:
-            rows, outside = 1, str(exc)
-        except OutriderError:
-            rows, outside = 1, ""
+        rows, outside = loaded.accepts.rows(request), ""
+        if not rows:
+            rows, outside = _look(request, loaded.config)
         return Estimate(
             seconds=self._device.scheduler.wait_s(context.priority, now) + loaded.latency.seconds(rows, now),
             is_stale=loaded.latency.is_stale(now),
@@ -76,3 +74,14 @@ class LocalTarget:
             queue_limit=self._device.max_queue_rows,
             outside_profile=outside,
         )
+
+
+def _look(request: Request, config: ModelConfig) -> tuple[int, str]:
+    """Rows, and what about the request lies outside the profile."""
+    try:
+        check(request, config)
+        return rows_of(request), ""
+    except OutsideProfile as exc:
+        return 1, str(exc)
+    except OutriderError:
+        return 1, ""

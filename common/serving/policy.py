@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from common.request import Reason, Request
 from common.serving.target import Target
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """One target to try. `reason` says why the request leaves the edge: known at once, or what failed before it.
 
-    A step that `stays` is the edge itself: its answer has left nothing and carries no reason.
+    A step that `stays` is the edge itself: its answer has left nothing and carries no reason. `reserve_s` of the
+    caller's time are not this target's: should it stay silent, the next one can still answer.
     """
 
     target: Target
     reason: Reason | None = None
     stays: bool = False
+    reserve_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """Targets in order. Empty plans are not made: a policy raises the error that tells the caller why."""
 
     steps: tuple[Step, ...]

@@ -14,7 +14,7 @@ from common.errors import InvalidInput, OutsideProfile
 from common.images import prepare as prepare_image
 from common.request import IMAGE, Request
 from common.serving.slot import LoadedEngine
-from common.tensors import BYTES, Array, Tensors, TensorSpec, datatype_of
+from common.tensors import BYTES, Array, Tensors, TensorSpec, datatype_of, widened
 
 
 def rows_of(request: Request) -> int:
@@ -72,7 +72,7 @@ def engine_inputs(request: Request, config: ModelConfig) -> Tensors:
 def answer_tensors(outputs: Tensors, request: Request, loaded: LoadedEngine) -> Tensors:
     """The outputs that the caller asked for, in the order of the request (all, in the model's order, by default)."""
     config = loaded.config
-    names = request.outputs or tuple(spec.name for spec in config.outputs)
+    names = request.outputs or loaded.accepts.outputs
     if not request.classes:
         return {name: outputs[name] for name in names}
     scored = config.outputs[0].name
@@ -84,7 +84,7 @@ def answer_tensors(outputs: Tensors, request: Request, loaded: LoadedEngine) -> 
 
 def posterior(scores: Array, config: ModelConfig) -> Array:
     """Class probabilities, [rows, classes] float32, as the config declares them to follow from the first output."""
-    flat = scores.reshape(scores.shape[0], -1).astype(np.float32)
+    flat = widened(scores).reshape(scores.shape[0], -1).astype(np.float32)
     if config.posterior == "identity":
         return flat
     shifted = np.exp(flat - flat.max(axis=1, keepdims=True))
@@ -117,13 +117,12 @@ def _picture_input(request: Request, config: ModelConfig) -> tuple[str, Array]:
 
 def _check_tensors(inputs: Tensors, config: ModelConfig) -> None:
     declared = {spec.name: spec for spec in config.inputs}
-    takes = ", ".join(_describe(spec) for spec in config.inputs)
     for name in inputs:
         if name not in declared:
-            raise InvalidInput("inputs", f"model {config.name!r} has no input {name!r}", takes)
+            raise InvalidInput("inputs", f"model {config.name!r} has no input {name!r}", _takes(config))
     for name, spec in declared.items():
         if name not in inputs:
-            raise InvalidInput("inputs", f"input {name!r} of model {config.name!r} is missing", takes)
+            raise InvalidInput("inputs", f"input {name!r} of model {config.name!r} is missing", _takes(config))
         array = inputs[name]
         if datatype_of(array) != spec.datatype:
             raise InvalidInput(f"inputs[{name!r}].datatype", datatype_of(array), spec.datatype)
@@ -140,6 +139,10 @@ def _check_classes(request: Request, config: ModelConfig) -> None:
     scored = config.outputs[0].name
     if set(request.outputs) - {scored}:
         raise InvalidInput("outputs.classification", f"classes of {', '.join(request.outputs)}", f"of {scored} alone")
+
+
+def _takes(config: ModelConfig) -> str:
+    return ", ".join(_describe(spec) for spec in config.inputs)
 
 
 def _describe(spec: TensorSpec) -> str:

@@ -6,8 +6,9 @@ hears when no target answered. Leaves ranking to the policy, and work to the tar
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
+
+from msgspec import structs
 
 from common.clock import Clock, SystemClock
 from common.errors import (
@@ -51,7 +52,7 @@ class Router:
         self._policy = policy
         self._breakers = breakers or NoBreakers()
         self._on_event = on_event
-        self._clock = clock or SystemClock()
+        self._monotonic = (clock or SystemClock()).monotonic
 
     async def infer(self, request: Request) -> Response:
         """The first answer along the plan.
@@ -59,19 +60,24 @@ class Router:
         The caller's own error is raised at once. When no target answered, the last one's error is raised, unless that
         one does not even know the model: then the error of the one that does.
         """
-        now = self._clock.monotonic()
+        now = self._monotonic()
         plan = self._policy.rank(request, self._targets, now)
         failed: OutriderError | None = None
         moved_on: Reason | None = None
+        tried: tuple[str, ...] = ()
         for step in plan.steps:
-            if not self._breakers.allows(step.target.name, request.model, now):
-                moved_on = Reason.BREAKER_OPEN
+            if step.target.name in tried:
                 continue
             if failed is not None and not self._breakers.may_retry(failed):
                 break
+            if not self._breakers.allows(step.target.name, request.model, request.context.priority, now):
+                moved_on = Reason.BREAKER_OPEN
+                continue
             try:
-                return await self._try(step.target, request, None if step.stays else step.reason or moved_on)
+                asked = _with_less_time(request, step.reserve_s) if step.reserve_s else request
+                return await self._try(step.target, asked, None if step.stays else step.reason or moved_on)
             except OutriderError as exc:
+                tried += (step.target.name,)
                 moved_on = _reason_to_go_on(exc)
                 if moved_on is None and not isinstance(exc, NotFound):
                     raise
@@ -81,30 +87,39 @@ class Router:
 
     async def _try(self, target: Target, request: Request, reason: Reason | None) -> Response:
         if reason is not request.context.reason:
-            request = dataclasses.replace(request, context=dataclasses.replace(request.context, reason=reason))
-        had_s = request.context.deadline - self._clock.monotonic()
+            request = structs.replace(request, context=structs.replace(request.context, reason=reason))
+        started = self._monotonic()
         try:
             response = await target.infer(request)
         except BaseException as exc:
-            self._breakers.failed(target.name, request.model, exc, had_s, self._clock.monotonic())
+            had_s = request.context.deadline - started
+            priority = request.context.priority
+            self._breakers.failed(target.name, request.model, priority, exc, had_s, self._monotonic())
             raise
         self._breakers.answered(target.name, request.model)
-        return dataclasses.replace(
-            response, stamp=dataclasses.replace(response.stamp, target=target.name, reason=reason)
-        )
+        stamp = response.stamp
+        if stamp.reason is reason and stamp.target == target.name:
+            return response
+        return structs.replace(response, stamp=structs.replace(stamp, target=target.name, reason=reason))
 
     def _all_open(self, request: Request, plan: Plan) -> Unavailable:
         names = [step.target.name for step in plan.steps]
-        opens_at = min(self._breakers.opens_at(name, request.model) for name in names)
+        opens_at = min(self._breakers.opens_at(name, request.model, request.context.priority) for name in names)
         return Unavailable(
             f"model {request.model!r}: {' and '.join(names)} failed lately and are left alone",
-            retry_after_s=max(0.0, opens_at - self._clock.monotonic()),
+            retry_after_s=max(0.0, opens_at - self._monotonic()),
         )
 
     def _report(self, request: Request, target: Target, exc: OutriderError) -> None:
         self._on_event(
             TargetFailed(request_id=request.context.id, model=request.model, target=target.name, error=str(exc))
         )
+
+
+def _with_less_time(request: Request, reserve_s: float) -> Request:
+    """What a target is asked when the one behind it still needs `reserve_s` of the caller's time."""
+    context = request.context
+    return structs.replace(request, context=structs.replace(context, deadline=context.deadline - reserve_s))
 
 
 def _reason_to_go_on(exc: OutriderError | None) -> Reason | None:

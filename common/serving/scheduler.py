@@ -11,8 +11,9 @@ import heapq
 import itertools
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from common.request import SLA_S, Priority
 from common.serving.latency import LatencyModel
@@ -21,23 +22,29 @@ _PATIENCE_S = 60.0  # due time of a request whose class has no latency target: i
 _LOOK_PAST = 16  # items too large for what is left of a batch that are passed over in search of a smaller one
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Item:
+class Item(msgspec.Struct, kw_only=True, eq=False):
     """One queued request. Only items with an equal `key` (engine, dtypes, row shapes) share a batch."""
 
     id: int
-    key: Hashable
+    key: Hashable = None
     rows: int
     priority: Priority
     deadline: float
     latency: LatencyModel  # of the engine that the request is pinned to
     max_rows: int
-    is_gone: bool = field(default=False)  # left the queue: taken, cancelled or expired
+    is_gone: bool = False  # left the queue: taken, cancelled or expired
 
 
 class Scheduler(Protocol):
     def push(self, item: Item, now: float) -> bool:
         """Queues an item; False where it cannot be answered by its deadline however soon it runs."""
+        ...
+
+    def start(self, item: Item, now: float) -> bool:
+        """The short way of an item that finds the device idle and nothing queued: True where it is the next batch.
+
+        What `push` and `next` would come to. The item needs no key; False leaves it as it was.
+        """
         ...
 
     def cancel(self, item: Item) -> None: ...
@@ -71,6 +78,7 @@ class ClassScheduler:
         self._queues: dict[Priority, dict[Hashable, _Queue]] = {priority: {} for priority in Priority}
         self._expiry = _Queue()
         self._rows = dict.fromkeys(Priority, 0)
+        self._queued = 0  # items
         self._work_s = dict.fromkeys(Priority, 0.0)  # predicted seconds of what is queued
         self._cost_s: dict[int, float] = {}  # what each queued item added to that
         self._started_at: float | None = None  # of the batch that runs
@@ -87,8 +95,17 @@ class ClassScheduler:
             last_start = item.deadline - takes
             self._expiry.push(last_start if last_start > now else item.deadline, order, item)
         self._rows[item.priority] += item.rows
+        self._queued += 1
         self._cost_s[item.id] = item.latency.queued(item.rows, item.max_rows, now)
         self._work_s[item.priority] += self._cost_s[item.id]
+        return True
+
+    def start(self, item: Item, now: float) -> bool:
+        if self._queued or self._started_at is not None or item.deadline <= now:
+            return False
+        item.is_gone = True
+        self._started_at = now
+        self._busy_until = now + item.latency.seconds(item.rows, now)
         return True
 
     def cancel(self, item: Item) -> None:
@@ -112,6 +129,8 @@ class ClassScheduler:
     def next(self, now: float) -> list[Item]:
         batch: list[Item] = []
         rows = 0
+        if not self._queued:
+            return batch
         for priority in [one for one, queued in self._rows.items() if queued]:  # most urgent first
             if not batch and (batch := self._head(priority)):
                 rows = batch[0].rows
@@ -123,20 +142,25 @@ class ClassScheduler:
         return batch
 
     def rows_ahead(self, priority: Priority) -> int:
+        if not self._queued:
+            return 0
         return sum(rows for other, rows in self._rows.items() if other <= priority)
 
     def wait_s(self, priority: Priority, now: float) -> float:
+        if not self._queued:
+            return self._busy_s(now)
         ahead = sum(seconds for other, seconds in self._work_s.items() if other <= priority)
         return self._busy_s(now) + ahead
 
     def done(self, batch: list[Item], elapsed: float, now: float) -> None:
         self._started_at = None
         if batch:
-            batch[0].latency.observe(sum(item.rows for item in batch), elapsed, now)
+            rows = batch[0].rows if len(batch) == 1 else sum(item.rows for item in batch)
+            batch[0].latency.observe(rows, elapsed, now)
 
     @property
     def _is_idle(self) -> bool:
-        return self._started_at is None and not any(self._rows.values())
+        return self._started_at is None and not self._queued
 
     def _busy_s(self, now: float) -> float:
         """What the running batch still takes. Overdue, it is expected to take as long again as it has taken."""
@@ -192,6 +216,7 @@ class ClassScheduler:
         if not expired and not math.isinf(item.deadline):
             self._expiry.has_left()
         self._rows[item.priority] -= item.rows
+        self._queued -= 1
         self._work_s[item.priority] -= self._cost_s.pop(item.id)
         if self._rows[item.priority] == 0:
             self._work_s[item.priority] = 0.0  # no rounding is carried on

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.bundle import ModelConfig
 from common.errors import EngineError
+from common.serving.accepts import Accepts
 from common.serving.engine import Engine
 from common.serving.latency import LatencyModel
 
@@ -25,6 +26,10 @@ class LoadedEngine:
     version: str
     labels: tuple[str, ...]
     latency: LatencyModel
+    accepts: Accepts = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "accepts", Accepts(self.config))
 
 
 class Lease:

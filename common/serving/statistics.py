@@ -20,11 +20,15 @@ class Durations:
     """How many, and how long together."""
 
     count: int = 0
-    ns: int = 0
+    seconds: float = 0.0
 
     def add(self, seconds: float, times: int = 1) -> None:
         self.count += times
-        self.ns += times * round(seconds * 1e9)
+        self.seconds += times * seconds
+
+    @property
+    def ns(self) -> int:
+        return round(self.seconds * 1e9)
 
 
 @dataclass(slots=True)
@@ -36,7 +40,7 @@ class ModelStatistics:
     fail: Durations = field(default_factory=Durations)
     compute: Durations = field(default_factory=Durations)  # per call: each one of a batch took as long as the batch
     batches: dict[int, Durations] = field(default_factory=dict)  # by rows
-    last_inference_ms: int = 0  # Unix time
+    last_inference_at: float | None = None  # monotonic seconds
 
     @property
     def inference_count(self) -> int:
@@ -57,24 +61,35 @@ class Statistics:
         self._models: dict[str, ModelStatistics] = {}
 
     def __call__(self, event: object) -> None:
-        match event:
-            case RequestDone(error=""):
-                self._add(event.model).success.add(event.seconds)
-            case RequestDone():
+        if isinstance(event, RequestDone):
+            if event.error:
                 self._failed(event)
-            case BatchDone():
-                model = self._add(event.model)
-                model.compute.add(event.seconds, event.items)
-                model.batches.setdefault(event.rows, Durations()).add(event.seconds)
-                model.last_inference_ms = round(self._clock.now().timestamp() * 1000)
+            else:
+                self._add(event.model).success.add(event.seconds)
+        elif isinstance(event, BatchDone):
+            model = self._add(event.model)
+            model.compute.add(event.seconds, event.items)
+            if (batches := model.batches.get(event.rows)) is None:
+                batches = model.batches[event.rows] = Durations()
+            batches.add(event.seconds)
+            model.last_inference_at = self._clock.monotonic()
 
     def of(self, model: str) -> ModelStatistics:
         """All zero for a model that nobody has called."""
         return self._models.get(model) or ModelStatistics()
+
+    def last_inference_ms(self, model: str) -> int:
+        """Unix time in milliseconds by today's wall clock; 0 for never."""
+        at = self.of(model).last_inference_at
+        if at is None:
+            return 0
+        return round((self._clock.now().timestamp() - (self._clock.monotonic() - at)) * 1000)
 
     def _failed(self, event: RequestDone) -> None:
         if event.model in self._models or (event.error not in _UNKNOWN and len(self._models) < _MAX_STRANGERS):
             self._add(event.model).fail.add(event.seconds)
 
     def _add(self, model: str) -> ModelStatistics:
-        return self._models.setdefault(model, ModelStatistics())
+        if (counted := self._models.get(model)) is None:
+            counted = self._models[model] = ModelStatistics()
+        return counted

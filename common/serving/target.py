@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+import msgspec
 
 from common.request import Request, Response
 
@@ -15,8 +16,7 @@ class Readiness(StrEnum):
     ABSENT = "absent"  # no engine for this model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer from a target would take now. Times in seconds; infinite where the target would refuse."""
 
     seconds: float = 0.0

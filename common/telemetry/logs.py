@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import Literal, TextIO
 
 from common.clock import Clock, SystemClock
 from common.errors import EngineError
-from common.telemetry.events import CacheFault, EngineSwapped, RequestDone, TargetFailed
+from common.telemetry.events import CacheFault, EngineSwapped, KindHook, RequestDone, TargetFailed
 
 Form = Literal["json", "text"]
 
@@ -31,25 +30,17 @@ def set_up(form: Form, *, level: int = logging.INFO, stream: TextIO | None = Non
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
-class EventLog:
+class EventLog(KindHook):
     """The hook. `register` adds a line for a kind of event of another package."""
 
     def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__()
         self._clock = clock or SystemClock()
-        self._on: dict[type, Callable[[Any], None]] = {
-            RequestDone: self._request_done,
-            TargetFailed: self._target_failed,
-            CacheFault: lambda event: self.limited("cache fault", logging.WARNING, problem=event.problem),
-            EngineSwapped: self._engine_swapped,
-        }
+        self.register(RequestDone, self._request_done)
+        self.register(TargetFailed, self._target_failed)
+        self.register(CacheFault, self._cache_fault)
+        self.register(EngineSwapped, self._engine_swapped)
         self._last: dict[tuple[str, ...], tuple[float, int]] = {}
-
-    def __call__(self, event: object) -> None:
-        if (fn := self._on.get(type(event))) is not None:
-            fn(event)
-
-    def register(self, kind: type, fn: Callable[[Any], None]) -> None:
-        self._on[kind] = fn
 
     def limited(self, message: str, level: int, *, key: tuple[str, ...] = (), **fields: object) -> None:
         """Logs at most once a second for the same message and key; says how many were left out."""
@@ -66,6 +57,10 @@ class EventLog:
     def _request_done(self, event: RequestDone) -> None:
         if event.error == EngineError.__name__:
             self.limited("call failed", logging.ERROR, key=(event.model,), model=event.model, request=event.request_id)
+
+    def _cache_fault(self, event: CacheFault) -> None:
+        if event.is_new:
+            self.limited("cache fault", logging.WARNING, problem=event.problem)
 
     def _target_failed(self, event: TargetFailed) -> None:
         self.limited(

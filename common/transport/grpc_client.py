@@ -7,14 +7,13 @@ two seconds. Every failure is one of our errors. It never retries: who routes de
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import grpc
 
-from common.errors import DeadlineExceeded, TargetUnreachable
+from common.errors import DeadlineExceeded, TargetUnreachable, Unauthenticated
 from common.request import Request, Response
 from common.serving.catalog import ModelMetadata, ModelStatus
 from common.transport import oip_grpc
@@ -22,6 +21,7 @@ from common.transport.headers import read_stamp, write_context
 from common.transport.listen import MAX_BODY_BYTES
 from common.transport.proto import oip_pb2 as pb
 from common.transport.status import error_from_grpc
+from common.transport.tenants import AUTHORIZATION
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_BODY_BYTES),
@@ -38,14 +38,20 @@ _OPTIONS = (
     ("grpc.http2.ping_timeout_ms", 3000),
 )
 _CALL_S = 5.0  # bound of the calls that carry no deadline of their own (health, metadata, index)
+_NO_DEADLINE_S = 1e9  # what is farther away does not fit into gRPC's clock, which takes it for the past
 _LOAD_S = 300.0  # building an engine takes its time
 
 
 class OipClient:
-    """One peer at ``host:port`` or ``unix:/path``. An async context; made and used on one event loop."""
+    """One peer at ``host:port`` or ``unix:/path``. An async context; made and used on one event loop.
 
-    def __init__(self, address: str, *, connect_s: float = 1.0) -> None:
-        self.address, self.connect_s = address, connect_s
+    `api_key` goes with every call. `is_hop`: this process passes on what others asked, so that a key which the peer
+    does not know is this process's fault (`TargetUnreachable`), not its caller's.
+    """
+
+    def __init__(self, address: str, *, connect_s: float = 1.0, api_key: str = "", is_hop: bool = False) -> None:
+        self.address, self.connect_s, self._is_hop = address, connect_s, is_hop
+        self._credentials = ((AUTHORIZATION, f"Bearer {api_key}"),) if api_key else ()
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         self._infer = self._method("ModelInfer", pb.ModelInferResponse)
 
@@ -69,8 +75,8 @@ class OipClient:
         remaining = context.deadline - time.monotonic()
         call = self._infer(
             oip_grpc.write_request(request),
-            timeout=None if math.isinf(remaining) else max(0.0, remaining),
-            metadata=tuple(write_context(context, time.monotonic()).items()),
+            timeout=max(0.0, remaining) if remaining < _NO_DEADLINE_S else None,
+            metadata=(*write_context(context, time.monotonic()).items(), *self._credentials),
         )
         try:
             message = await call
@@ -110,7 +116,7 @@ class OipClient:
     async def _call(self, name: str, request: Any, reply: Any, *, model: str = "", timeout_s: float = _CALL_S) -> Any:
         await self._connect(model, time.monotonic() + timeout_s)
         try:
-            return await self._method(name, reply)(request, timeout=timeout_s)
+            return await self._method(name, reply)(request, timeout=timeout_s, metadata=self._credentials)
         except grpc.aio.AioRpcError as exc:
             raise self._error(exc, model) from exc
 
@@ -140,7 +146,10 @@ class OipClient:
 
     def _error(self, exc: grpc.aio.AioRpcError, model: str) -> Exception:
         trailing = _texts(exc.trailing_metadata() or ())
-        return error_from_grpc(exc.code(), exc.details() or "", trailing, target=self.address, model=model)
+        error = error_from_grpc(exc.code(), exc.details() or "", trailing, target=self.address, model=model)
+        if self._is_hop and isinstance(error, Unauthenticated):
+            return TargetUnreachable(self.address, f"it refuses the key of this process (api_key_file): {error}")
+        return error
 
 
 def _texts(metadata: Any) -> Mapping[str, str]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
+from common.errors import Unauthenticated
 from common.serving.catalog import ModelState
 from common.serving.dataplane import DataPlane
 from common.serving.statistics import Statistics
@@ -24,6 +26,7 @@ from common.transport.headers import REQUEST_ID, Said, joined, read_context, wri
 from common.transport.listen import DRAIN_S, MAX_BODY_BYTES, Listening, cannot_listen
 from common.transport.proto import oip_pb2 as pb
 from common.transport.status import Status, status_of
+from common.transport.tenants import CREDENTIALS, Caller, TenantOptions, Tenants, tenants_of
 
 _log = logging.getLogger(__name__)
 _NO_DEADLINE_S = 10 * 365 * 86400.0  # gRPC says "none" as a very far one
@@ -50,16 +53,19 @@ async def serve_grpc(
     port: int | None = 0,
     uds: Path | None = None,
     statistics: Statistics | None = None,
+    tenants: Sequence[TenantOptions] = (),
     trusts_reason: bool = False,
     drain_s: float = DRAIN_S,
 ) -> AsyncIterator[Listening]:
     """Serves until the context is left, then waits up to `drain_s` for the calls in progress.
 
-    `port` None: no TCP. `trusts_reason`: callers are our own processes, whose word on why a request left the edge
-    counts. Raises `ConfigError` when an address cannot be had.
+    `port` None: no TCP. `tenants`: whose keys are good. `trusts_reason`: callers that need no key are our own
+    processes, whose word counts on a call's tenant and on why it left the edge. Raises `ConfigError` when an address
+    cannot be had.
     """
     server = grpc.aio.server(options=OPTIONS)
-    server.add_generic_rpc_handlers((_handlers(_Service(dataplane, trusts_reason, statistics)),))
+    service = _Service(dataplane, tenants_of(tenants, trusts_callers=trusts_reason), statistics)
+    server.add_generic_rpc_handlers((_handlers(service),))
     addresses: list[str] = []
     bound = 0
     if port is not None:
@@ -77,8 +83,13 @@ async def serve_grpc(
 
 
 class _Service:
-    def __init__(self, dataplane: DataPlane, trusts_reason: bool, statistics: Statistics | None) -> None:
-        self._dataplane, self._trusts_reason, self._statistics = dataplane, trusts_reason, statistics
+    def __init__(self, dataplane: DataPlane, tenants: Tenants, statistics: Statistics | None) -> None:
+        self._dataplane, self._tenants, self._statistics = dataplane, tenants, statistics
+
+    def caller(self, call: Any) -> Caller:
+        """Raises `Unauthenticated`."""
+        shown = {name: value for name, value in call.invocation_metadata() or () if name in CREDENTIALS}
+        return self._tenants.caller(shown, is_local=call.peer().startswith("unix"))
 
     async def live(self, _request: Any, _call: Any) -> Any:
         return pb.ServerLiveResponse(live=True)
@@ -110,7 +121,7 @@ class _Service:
         return oip_grpc.render_statistics(entries)
 
     async def infer(self, request: Any, call: Any) -> Any:
-        answer, trailing = await self._answer(request, _metadata(call), _remaining_s(call))
+        answer, trailing = await self._answer(request, _metadata(call), self.caller(call), _remaining_s(call))
         call.set_trailing_metadata(tuple(trailing.items()))
         return answer
 
@@ -118,20 +129,26 @@ class _Service:
         """Each request in its turn, as if called alone. A failed one is an error message, and the stream goes on."""
         metadata = _metadata(call)
         metadata.pop(REQUEST_ID, None)  # it names the stream; each request has its own id
+        try:
+            caller = self.caller(call)
+        except Unauthenticated as exc:
+            await _abort(call, _status("ModelStreamInfer", exc))
         async for data in messages:
             try:
                 request = oip_grpc.parse_message(pb.ModelInferRequest, data)
-                answer, _ = await self._answer(request, metadata, _remaining_s(call))
+                answer, _ = await self._answer(request, metadata, caller, _remaining_s(call))
                 reply = oip_grpc.render_stream(answer)
             except Exception as exc:
                 reply = pb.ModelStreamInferResponse(error_message=_status("ModelStreamInfer", exc).text)
             yield reply
 
-    async def _answer(self, request: Any, metadata: dict[str, str], remaining_s: float) -> tuple[Any, dict[str, str]]:
+    async def _answer(
+        self, request: Any, metadata: dict[str, str], caller: Caller, remaining_s: float
+    ) -> tuple[Any, dict[str, str]]:
         """The answer to one infer request, and what goes beside it."""
         body = oip_grpc.parse_infer(request)
         said = Said(id=body.id, version=request.model_version, parameters=body.parameters, remaining_s=remaining_s)
-        context = read_context(metadata, said, time.monotonic(), trusts_reason=self._trusts_reason)
+        context = read_context(metadata, said, time.monotonic(), caller=caller)
         response = await self._dataplane.infer(body.request(request.model_name, context))
         return oip_grpc.render_infer(response, body.id), write_stamp(response.stamp) | {REQUEST_ID: context.id}
 
@@ -180,7 +197,7 @@ _REFUSED: dict[str, str] = {
 def _handlers(service: _Service) -> Any:
     methods = {
         name: grpc.unary_unary_rpc_method_handler(
-            _errors_as_codes(name, kind, getattr(service, own)), response_serializer=_bytes
+            _errors_as_codes(name, kind, getattr(service, own), service), response_serializer=_bytes
         )
         for name, own, kind in _METHODS
     }
@@ -191,15 +208,26 @@ def _handlers(service: _Service) -> Any:
     return grpc.method_handlers_generic_handler(oip_grpc.SERVICE, methods)
 
 
-def _errors_as_codes(name: str, kind: Any, method: Method) -> Method:
+# What probes ask, and what needs no key. Of all else the key is looked at before the message is.
+_OPEN = frozenset({"ServerLive", "ServerReady"})
+
+
+def _errors_as_codes(name: str, kind: Any, method: Method, service: _Service) -> Method:
     async def handle(data: bytes, call: Any) -> Any:
         try:
+            if name not in _OPEN:
+                service.caller(call)
             return await method(oip_grpc.parse_message(kind, data), call)
         except Exception as exc:
             status = _status(name, exc)
-        return await call.abort(status.grpc, status.text, tuple(status.headers.items()))
+        return await _abort(call, status)
 
     return handle
+
+
+async def _abort(call: Any, status: Status) -> NoReturn:
+    await call.abort(status.grpc, status.text, tuple(status.trailers.items()))
+    raise AssertionError("abort raises")
 
 
 def _refusing(text: str) -> Method:
@@ -230,11 +258,25 @@ def _remaining_s(call: Any) -> float:
     return remaining if remaining is not None and remaining < _NO_DEADLINE_S else math.inf
 
 
+def _cause(address: str) -> OSError:
+    """gRPC keeps the cause to itself: asking the system once more tells it."""
+    try:
+        if address.startswith("unix:"):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.bind(address.removeprefix("unix:"))
+        else:
+            host, _, port = address.rpartition(":")
+            socket.create_server((host.strip("[]"), int(port))).close()
+    except OSError as exc:
+        return exc
+    return OSError("refused")
+
+
 def _bind(server: Any, address: str) -> int:
     try:
         port = int(server.add_insecure_port(address))
     except RuntimeError as exc:
-        raise cannot_listen("grpc", address, exc) from exc
+        raise cannot_listen("grpc", address, _cause(address)) from exc
     if port == 0:
         raise cannot_listen("grpc", address, OSError("refused"))
     return port

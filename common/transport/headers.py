@@ -6,21 +6,26 @@ remaining milliseconds on the wire and monotonic inside. Leaves the body to `oip
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
+import msgspec
+
 from common.errors import InvalidInput
-from common.request import Context, Parameter, Priority, Privacy, Reason, Stamp
+from common.request import DEFAULT_TENANT, Context, Parameter, Priority, Privacy, Reason, Stamp, new_id
+from common.transport.tenants import ANY_CALLER, Caller
 
 REQUEST_ID = "x-outrider-request-id"
 DEADLINE_MS = "x-outrider-deadline-ms"
 PRIORITY = "x-outrider-priority"
 PRIVACY = "x-outrider-privacy"
 PIN = "x-outrider-pin"
+TENANT = "x-outrider-tenant"  # from one process of ours to the next: others show a key
 TRACEPARENT = "traceparent"
+ATTEMPT = "x-outrider-attempt"
 
 TARGET = "x-outrider-target"
 REASON = "x-outrider-reason"
@@ -30,14 +35,16 @@ BY = "x-outrider-by"
 
 _REASONS = {r.value: r for r in Reason}
 _PRIVACIES = {p.value: p for p in Privacy}
+_LOWEST = max(Priority)
 _PRIORITIES = {p.name.lower(): p for p in Priority} | {str(p.value): p for p in Priority}
+_MAX_ATTEMPTS = 8  # a node, a gateway and one more try make 3
+_NO_DEADLINE_S = 1e9  # 30 years and more are as good as none, and are nothing to hand to timers and to other libraries
 _PRINTABLE = "".join(chr(c) for c in range(0x20, 0x7F) if c != ord("%"))
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]*)?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Said(msgspec.Struct, frozen=True, kw_only=True):
     """What a call says about itself outside of the headers: in its URL or message, and by its transport."""
 
     id: str = ""
@@ -46,22 +53,24 @@ class Said:
     remaining_s: float = math.inf  # the transport's own deadline
 
 
-def read_context(headers: Mapping[str, str], said: Said, now: float, *, trusts_reason: bool = False) -> Context:
+def read_context(headers: Mapping[str, str], said: Said, now: float, *, caller: Caller = ANY_CALLER) -> Context:
     """The caller's context at monotonic time `now`. Raises `InvalidInput` that names the header or the parameter.
 
     The smaller of the deadlines that are set counts. A priority in the headers goes before the protocol's parameter.
-    The hop's reason is believed from our own processes only (`trusts_reason`).
+    The tenant is the caller's. Another tenant's name and the hop's reason are believed from our own processes only.
     """
     parameters = said.parameters or {}
-    remaining = (_deadline_s(headers), _timeout_s(parameters), said.remaining_s)
+    remaining_s = min(_deadline_s(headers), _timeout_s(parameters), said.remaining_s)
     return Context(
-        **({"id": request_id} if (request_id := _request_id(headers, said)) else {}),
+        id=_request_id(headers, said) or new_id(),
+        tenant=caller.tenant_of(headers.get(TENANT, "")),
         priority=_priority(headers, parameters),
-        deadline=now + min(remaining),
+        deadline=now + remaining_s if remaining_s < _NO_DEADLINE_S else math.inf,
         privacy=_privacy(headers),
         pin=_pin(headers, said.version),
         traceparent=_traceparent(headers),
-        reason=_reason(headers) if trusts_reason else None,
+        reason=_reason(headers) if caller.is_hop else None,
+        attempt=_attempt(headers),
     )
 
 
@@ -81,8 +90,12 @@ def write_context(context: Context, now: float) -> dict[str, str]:
         PRIORITY: context.priority.name.lower(),
         PRIVACY: context.privacy.value,
     }
-    if context.deadline != math.inf:
-        headers[DEADLINE_MS] = f"{max(0.0, context.deadline - now) * 1000:.3f}"
+    if context.tenant != DEFAULT_TENANT:
+        headers[TENANT] = context.tenant
+    if (remaining_s := context.deadline - now) < _NO_DEADLINE_S:
+        headers[DEADLINE_MS] = f"{max(0.0, remaining_s) * 1000:.3f}"
+    if context.attempt != 1:
+        headers[ATTEMPT] = str(context.attempt)
     if context.reason is not None:
         headers[REASON] = context.reason.value
     if context.traceparent:
@@ -90,8 +103,12 @@ def write_context(context: Context, now: float) -> dict[str, str]:
     return headers
 
 
+@functools.lru_cache(maxsize=1024)  # a process answers with a handful of stamps
 def write_stamp(stamp: Stamp) -> dict[str, str]:
-    """The stamp as headers: `x-outrider-reason` only when the answer left the edge; no header is empty."""
+    """The stamp as headers: `x-outrider-reason` only when the answer left the edge; no header is empty.
+
+    The same dictionary for the same stamp: to be read and copied, never changed.
+    """
     values = {
         TARGET: stamp.target,
         REASON: stamp.reason.value if stamp.reason else "",
@@ -118,7 +135,7 @@ def _request_id(headers: Mapping[str, str], said: Said) -> str:
         if not _ID.fullmatch(headers[REQUEST_ID]):
             raise InvalidInput(REQUEST_ID, "not an id", "1 to 128 printable ASCII characters without spaces")
         return headers[REQUEST_ID]
-    return said.id if _ID.fullmatch(said.id) else ""
+    return said.id if said.id and _ID.fullmatch(said.id) else ""
 
 
 def _deadline_s(headers: Mapping[str, str]) -> float:
@@ -142,21 +159,23 @@ def _timeout_s(parameters: Mapping[str, Parameter]) -> float:
 
 
 def _priority(headers: Mapping[str, str], parameters: Mapping[str, Parameter]) -> Priority:
+    level = parameters.get("priority", 0)
+    if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= _LOWEST:
+        raise InvalidInput("parameters.priority", f"{level!r} is no priority", f"0 (default) to {_LOWEST}")
     if PRIORITY in headers:
         text = headers[PRIORITY].lower()
         if text not in _PRIORITIES:
             raise InvalidInput(PRIORITY, f"{text[:40]!r} is no priority", ", ".join(_PRIORITIES))
         return _PRIORITIES[text]
-    level = parameters.get("priority", 0)
-    if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= max(Priority):
-        raise InvalidInput("parameters.priority", f"{level!r} is no priority", f"0 (default) to {max(Priority)}")
     return Priority(level) if level else Priority.INTERACTIVE
 
 
 def _privacy(headers: Mapping[str, str]) -> Privacy:
     """Fail closed: of several values, the strictest counts."""
+    if PRIVACY not in headers:
+        return Privacy.ANY
     said = []
-    for text in headers.get(PRIVACY, Privacy.ANY.value).lower().split(","):
+    for text in headers[PRIVACY].lower().split(","):
         if text.strip() not in _PRIVACIES:
             raise InvalidInput(PRIVACY, f"{text[:40]!r} is no privacy", ", ".join(_PRIVACIES))
         said.append(_PRIVACIES[text.strip()])
@@ -164,15 +183,37 @@ def _privacy(headers: Mapping[str, str]) -> Privacy:
 
 
 def _pin(headers: Mapping[str, str], version: str) -> str | None:
-    pin = unquote(headers.get(PIN, ""))
+    if PIN not in headers:
+        return version or None
+    pin = unquote(headers[PIN])
+    if not pin.isprintable():  # bytes that are no UTF-8 among them
+        raise InvalidInput(PIN, f"{pin[:40]!r} is no version", "a version as answers are stamped with")
     if pin and version and pin != version:
         raise InvalidInput(PIN, f"asks for version {pin!r}, the call itself for {version!r}", "the same version")
     return pin or version or None
 
 
+def _attempt(headers: Mapping[str, str]) -> int:
+    """Counted on by every hop: gateways that name each other as workers would pass a call round for ever."""
+    if ATTEMPT not in headers:
+        return 1
+    text = headers[ATTEMPT]
+    if not (text.isascii() and text.isdigit() and len(text) <= 3 and int(text) >= 1):
+        raise InvalidInput(ATTEMPT, f"{text[:40]!r} is no count", f"an integer, 1 to {_MAX_ATTEMPTS}")
+    if int(text) > _MAX_ATTEMPTS:
+        raise InvalidInput(
+            ATTEMPT,
+            f"the call was passed on {text} times: gateways that call each other, or a node that is its own gateway",
+            f"at most {_MAX_ATTEMPTS}",
+        )
+    return int(text)
+
+
 def _traceparent(headers: Mapping[str, str]) -> str:
     """Passed on when it is one; a broken one is dropped, as the W3C recommendation has it."""
-    text = headers.get(TRACEPARENT, "")
+    if TRACEPARENT not in headers:
+        return ""
+    text = headers[TRACEPARENT]
     return text if len(text) <= 256 and _TRACEPARENT.fullmatch(text) else ""
 
 

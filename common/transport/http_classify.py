@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from common.errors import EngineError, InvalidInput
 from common.request import IMAGE, Context, Request, Response
@@ -18,19 +19,19 @@ from common.transport.listen import MAX_BODY_BYTES
 
 DEFAULT_TOP = 5
 MAX_PICTURES = 1024
-_PICTURES = ("image/jpeg", "image/jpg", "image/png")
+PICTURES = ("image/jpeg", "image/jpg", "image/png")
 
 
 async def read_pictures(request: web.Request) -> list[bytes]:
     """The encoded pictures of a multipart form (fields named `image`) or of a raw body. Raises `InvalidInput`."""
     if request.content_type == "multipart/form-data":
         return await _read_form(request)
-    if request.content_type in _PICTURES:
+    if request.content_type in PICTURES:
         return [await request.read()]
     raise InvalidInput(
         "Content-Type",
         repr(request.content_type),
-        f"multipart/form-data with fields {IMAGE!r}, or {_PICTURES[0]} or {_PICTURES[2]}",
+        f"multipart/form-data with fields {IMAGE!r}, or {PICTURES[0]} or {PICTURES[2]}",
     )
 
 
@@ -80,8 +81,8 @@ async def _read_form(request: web.Request) -> list[bytes]:
                 raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, size)
             if len(pictures) > MAX_PICTURES:
                 raise InvalidInput("form", f"more than {MAX_PICTURES} pictures", f"at most {MAX_PICTURES} in a call")
-    except (ValueError, AssertionError, RuntimeError) as exc:
-        raise InvalidInput("form", f"broken multipart body: {exc}", _FORM) from exc
+    except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as exc:
+        raise InvalidInput("form", f"broken multipart body: {' '.join(str(exc).split())}", _FORM) from exc
     if not pictures:
         raise InvalidInput("form", "no picture", _FORM)
     return pictures

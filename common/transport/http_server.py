@@ -8,30 +8,45 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from common.request import Context
 from common.serving.catalog import ModelState
 from common.serving.dataplane import DataPlane
 from common.serving.statistics import Statistics
-from common.transport import http_classify, oip, oip_config, oip_json, oip_statistics
+from common.transport import http_classify, oip, oip_config, oip_json, oip_statistics, openapi
 from common.transport.headers import REQUEST_ID, Said, joined, read_context, write_stamp
 from common.transport.listen import DRAIN_S, MAX_BODY_BYTES, Listening, cannot_listen
 from common.transport.status import status_of
+from common.transport.tenants import Caller, TenantOptions, Tenants, tenants_of
 
 _log = logging.getLogger(__name__)
+_wire_log = logging.getLogger(f"{__name__}.wire")
+_CONTINUE = "100-continue"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Tensors compress badly and at a price, so only who names one coding gets it: that is a wish, and what stock clients
 # send for it. A list of codings is what HTTP libraries send by themselves.
 _CODINGS = {"gzip": web.ContentCoding.gzip, "deflate": web.ContentCoding.deflate}
 _COMPRESSED_HERE_BYTES = 16 << 10  # larger answers are compressed off the event loop
 
+_CALLER: web.RequestKey[Caller] = web.RequestKey("caller", Caller)
+# What probes and scrapers ask for, and what the API looks like: no key is needed.
+_OPEN = frozenset({"/v2/health/live", "/v2/health/ready", "/metrics", openapi.PATH})
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@_wire_log.addFilter
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """A stranger's bytes that are no HTTP are answered; a traceback for each would let them fill the log."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError))
 
 
 @contextlib.asynccontextmanager
@@ -43,16 +58,22 @@ async def serve_http(
     uds: Path | None = None,
     metrics: Callable[[], bytes] = bytes,
     statistics: Statistics | None = None,
+    tenants: Sequence[TenantOptions] = (),
     drain_s: float = DRAIN_S,
 ) -> AsyncIterator[Listening]:
     """Serves until the context is left, then waits up to `drain_s` for the calls in progress.
 
-    `port` None: no TCP. Raises `ConfigError` when an address cannot be had.
+    `port` None: no TCP. `tenants`: whose keys are good. Raises `ConfigError` when an address cannot be had.
     """
     runner = web.AppRunner(
-        http_app(dataplane, metrics, statistics), handler_cancellation=True, access_log=None, shutdown_timeout=drain_s
+        http_app(dataplane, metrics, statistics, tenants),
+        handler_cancellation=True,
+        access_log=None,
+        logger=_wire_log,
+        shutdown_timeout=drain_s,
     )
     await runner.setup()
+    _refuse_expectations(runner)
     addresses: list[str] = []
     bound = 0
     try:
@@ -70,25 +91,32 @@ async def serve_http(
             uds.unlink(missing_ok=True)
 
 
-def http_app(dataplane: DataPlane, metrics: Callable[[], bytes], statistics: Statistics | None) -> web.Application:
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
+def http_app(
+    dataplane: DataPlane,
+    metrics: Callable[[], bytes],
+    statistics: Statistics | None,
+    tenants: Sequence[TenantOptions] = (),
+) -> web.Application:
+    middlewares = [_errors_as_json, _with_caller(tenants_of(tenants))]
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
     routes = _Routes(dataplane, metrics, statistics)
     app.router.add_get("/v2", routes.server)
     app.router.add_get("/v2/health/live", routes.live)
     app.router.add_get("/v2/health/ready", routes.ready)
     app.router.add_get("/v2/models/stats", routes.statistics)
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        app.router.add_post(f"{model}/infer", routes.infer)  # first: routes are tried in this order
         app.router.add_get(model, routes.model)
         app.router.add_get(f"{model}/ready", routes.model_ready)
         app.router.add_get(f"{model}/config", routes.model_config)
         app.router.add_get(f"{model}/stats", routes.statistics)
-        app.router.add_post(f"{model}/infer", routes.infer)
         app.router.add_post(f"{model}/classify", routes.classify)
     app.router.add_get("/v2/repository/index", routes.index)
     app.router.add_post("/v2/repository/index", routes.index)
     app.router.add_post("/v2/repository/models/{model}/load", routes.load)
     app.router.add_post("/v2/repository/models/{model}/unload", routes.unload)
     app.router.add_get("/metrics", routes.metrics)
+    app.router.add_get(openapi.PATH, routes.openapi)
     _add_refusals(app.router)
     return app
 
@@ -115,6 +143,21 @@ def _refusing(text: str) -> Handler:
         return _error(400, text, {})
 
     return refuse
+
+
+def _refuse_expectations(runner: web.AppRunner) -> None:
+    """Asked for before any route is: the library's own answer to what is no text would be a 500."""
+    server = runner.server
+    assert server is not None
+    handle = server.request_handler
+
+    async def guarded(request: web.BaseRequest) -> web.StreamResponse:
+        expected = request.headers.get("Expect", _CONTINUE)
+        if expected.lower() != _CONTINUE:
+            return _error(417, f"Expect: {expected[:40]!r} is not met; accepted: {_CONTINUE}, or no such header", {})
+        return await handle(request)
+
+    server.request_handler = guarded
 
 
 class _Routes:
@@ -150,7 +193,7 @@ class _Routes:
         return _json({"model_stats": entries})
 
     async def infer(self, request: web.Request) -> web.Response:
-        body = oip_json.parse_infer(await request.read(), request.headers.get(oip_json.HEADER_LENGTH))
+        body = oip_json.parse_infer(await request.read(), _all(request, oip_json.HEADER_LENGTH))
         context = _context(request, body.id, body)
         response = await self._dataplane.infer(body.request(request.match_info["model"], context))
         content, headers = oip_json.render_infer(response, body)
@@ -173,9 +216,9 @@ class _Routes:
         return _json(answer, headers=write_stamp(response.stamp) | {REQUEST_ID: context.id})
 
     async def index(self, request: web.Request) -> web.Response:
-        wanted = oip_json.parse_object(await request.read())
+        only_ready = oip_json.parse_flag(await request.read(), "ready")
         index = await self._dataplane.catalog.index()
-        if wanted.get("ready") is True:
+        if only_ready:
             index = [model for model in index if model.state is ModelState.READY]
         return _json(oip_json.render_index(index))
 
@@ -191,6 +234,9 @@ class _Routes:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._metrics(), headers={"Content-Type": _METRICS_TYPE})
+
+    async def openapi(self, _request: web.Request) -> web.Response:
+        return web.Response(body=openapi.document(), content_type="application/json")
 
 
 @web.middleware
@@ -213,11 +259,30 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return _error(status.http, status.text, status.headers)
 
 
+def _with_caller(tenants: Tenants) -> Any:
+    """Who calls, for the handlers; who shows no key where one is needed gets no further, and his body is not read."""
+
+    @web.middleware
+    async def with_caller(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in _OPEN:
+            peer = request.get_extra_info("socket")
+            is_local = peer is not None and peer.family == socket.AF_UNIX
+            request[_CALLER] = tenants.caller(request.headers, is_local=is_local)
+        return await handler(request)
+
+    return with_caller
+
+
 def _context(request: web.Request, request_id: str = "", body: oip.Body | None = None) -> Context:
     said = Said(
         id=request_id, version=request.match_info.get("version", ""), parameters=body.parameters if body else None
     )
-    return read_context(joined(request.headers.items()), said, time.monotonic())
+    return read_context(joined(request.headers.items()), said, time.monotonic(), caller=request[_CALLER])
+
+
+def _all(request: web.Request, header: str) -> str | None:
+    """A header that may come once. Twice is not a choice of ours: both values together are none that is accepted."""
+    return ", ".join(request.headers.getall(header)) if header in request.headers else None
 
 
 def _model(request: web.Request) -> tuple[str, str | None]:
@@ -229,7 +294,9 @@ def _readiness(answer: dict[str, Any]) -> web.Response:
 
 
 def _error(status: int, text: str, headers: dict[str, str]) -> web.Response:
-    return _json({"error": text}, status=status, headers=headers)
+    """`text` may quote what a caller sent, and that need not be Unicode."""
+    said = text.encode("utf-8", "backslashreplace").decode()
+    return _json({"error": said}, status=status, headers=headers)
 
 
 def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

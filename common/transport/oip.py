@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib.metadata
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from common.errors import EngineError, InvalidInput
@@ -40,18 +41,15 @@ NO_TRACE_SETTINGS = "trace settings are not served; accepted: a traceparent besi
 NO_LOG_SETTINGS = "log settings are not served; accepted: the configuration file of the process"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
+class Body(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A parsed infer call before its context is known. `parameters` holds all of the request's own."""
 
     id: str = ""
     inputs: Tensors
     outputs: tuple[str, ...] = ()
     classes: int = 0
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    binary: Mapping[str, bool] = field(
-        default_factory=dict
-    )  # by output: JSON form only, is its data asked for in binary
+    parameters: Mapping[str, Parameter] = {}
+    binary: Mapping[str, bool] = {}  # by output: JSON form only, is its data asked for in binary
 
     def request(self, model: str, context: Context) -> Request:
         return Request(
@@ -84,8 +82,7 @@ def checked_shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
     if len(dims) > MAX_DIMS:
         raise InvalidInput(where, f"{len(dims)} dimensions", f"at most {MAX_DIMS}")
     shape = tuple(dims)
-    element_count(shape, where)
-    if math.prod(d for d in shape if d) > MAX_ELEMENTS:
+    if not element_count(shape, where) and math.prod(d for d in shape if d) > MAX_ELEMENTS:
         raise InvalidInput(where, f"shape {list(shape)} is too large", f"at most {MAX_ELEMENTS} elements")
     return shape
 

@@ -19,15 +19,17 @@ import orjson
 from common.errors import InvalidInput
 from common.request import Parameter, Response
 from common.serving.catalog import ModelMetadata, ModelStatus
-from common.tensors import BYTES, Array, datatype_of, dtype_of, pack
+from common.tensors import BF16, BYTES, Array, datatype_of, dtype_of, narrowed, pack, widened
 from common.transport import oip
 from common.transport.headers import write_stamp
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
-_SCALARS: dict[str, frozenset[type]] = {"b": frozenset({bool}), "f": frozenset({int, float}), "O": frozenset({str})}
+_NUMBERS = frozenset({int, float})
+_SCALARS: dict[str, frozenset[type]] = {"b": frozenset({bool}), "f": _NUMBERS, "V": _NUMBERS, "O": frozenset({str})}
 _INTEGERS = frozenset({int})
-_SAYS = {"b": "true or false", "f": "numbers", "O": "strings"}
+_PARAMETER = (bool, int, float, str)
+_SAYS = {"b": "true or false", "f": "numbers", "V": "numbers", "O": "strings"}
 
 
 def parse_object(data: bytes | memoryview, where: str = "body") -> dict[str, Any]:
@@ -46,6 +48,11 @@ def parse_object(data: bytes | memoryview, where: str = "body") -> dict[str, Any
 def parse_parameters(body: bytes) -> dict[str, Parameter]:
     """The parameters of a call that has nothing else in its body."""
     return _parameters(parse_object(body).get("parameters"), "parameters")
+
+
+def parse_flag(body: bytes, name: str) -> bool:
+    """A flag in the body of a call that has nothing else in it; absent: false. Raises `InvalidInput`."""
+    return _flag(parse_object(body).get(name, False), name)
 
 
 def parse_infer(body: bytes, header_length: str | None = None) -> oip.Body:
@@ -177,11 +184,20 @@ def _from_json(data: Any, datatype: str, shape: tuple[int, ...], where: str) -> 
         return array.reshape(shape)
     try:
         with np.errstate(over="raise"):
+            if dtype == BF16:
+                return _bf16(flat).reshape(shape)
             return np.array(flat, dtype=dtype).reshape(shape)
     except (OverflowError, FloatingPointError):
         raise InvalidInput(
             where, f"a number that {datatype} cannot hold", f"numbers in the range of {datatype}"
         ) from None
+
+
+def _bf16(flat: list[Any]) -> Array:
+    array = narrowed(np.array(flat, np.float32))
+    if np.isinf(widened(array)).any():
+        raise OverflowError
+    return array
 
 
 def _flatten(data: Any, shape: tuple[int, ...], where: str) -> list[Any]:
@@ -222,7 +238,7 @@ def _outputs(value: Any, parameters: dict[str, Parameter]) -> tuple[dict[str, in
 
 def _json_data(array: Array, where: str) -> Any:
     if datatype_of(array) != BYTES:
-        return np.ascontiguousarray(array).reshape(-1)
+        return np.ascontiguousarray(widened(array)).reshape(-1)
     try:
         return [e if isinstance(e, str) else bytes(e).decode() for e in array.reshape(-1)]
     except UnicodeDecodeError:
@@ -243,7 +259,7 @@ def _parameters(value: Any, where: str) -> dict[str, Parameter]:
     if not isinstance(value, dict):
         raise InvalidInput(where, f"of type {type(value).__name__}", "a JSON object")
     for name, item in value.items():
-        if not isinstance(item, bool | int | float | str):
+        if not isinstance(item, _PARAMETER):
             raise InvalidInput(f"{where}.{name}", f"of type {type(item).__name__}", "a boolean, number or string")
     return value
 

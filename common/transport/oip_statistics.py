@@ -10,7 +10,7 @@ from typing import Any
 
 from common.errors import InvalidRequest
 from common.serving.catalog import Catalog, ModelState
-from common.serving.statistics import Durations, ModelStatistics, Statistics
+from common.serving.statistics import Durations, Statistics
 
 
 async def read(
@@ -24,15 +24,16 @@ async def read(
         versions = {model: version or next(reversed(known.versions), "")}
     else:
         versions = {m.name: m.version for m in await catalog.index() if m.state is ModelState.READY}
-    return [render(name, version, statistics.of(name)) for name, version in versions.items()]
+    return [_render(name, version, statistics) for name, version in versions.items()]
 
 
-def render(model: str, version: str, counted: ModelStatistics) -> dict[str, Any]:
+def _render(model: str, version: str, statistics: Statistics) -> dict[str, Any]:
     """An entry as JSON has it; the gRPC message is made from the same fields."""
+    counted = statistics.of(model)
     return {
         "name": model,
         "version": version,
-        "last_inference": counted.last_inference_ms,
+        "last_inference": statistics.last_inference_ms(model),
         "inference_count": counted.inference_count,
         "execution_count": counted.execution_count,
         "inference_stats": {

@@ -6,6 +6,7 @@ Each of them says in `_start` what it consists of; nothing here knows engines, p
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack
@@ -63,15 +64,24 @@ class ServingProcess(ABC):
 
 
 def run(process: Any, config: Any, args: argparse.Namespace) -> int:
-    """Serves as `process(config)` until SIGTERM or SIGINT; `config` is the dataclass of its file."""
+    """Serves as `process(config)` until SIGTERM or SIGINT, `config` is its file's dataclass; `--check` only reads."""
     import uvloop
 
+    options = load_toml(args.config, config)
+    if args.check:
+        print(f"{args.config} is sound")
+        return 0
     set_up(args.log)
-    uvloop.run(_serve(process(load_toml(args.config, config)), args.endpoint_file))
+    uvloop.run(_serve(process(options), args.endpoint_file))
     return 0
 
 
 async def _serve(process: ServingProcess, endpoint_file: Path | None) -> None:
     async with process:
-        write_endpoint(endpoint_file, process.endpoint())
+        gc.collect()
+        gc.freeze()  # what is loaded to start with stays: collections need not walk through it each time
+        try:
+            write_endpoint(endpoint_file, process.endpoint())
+        except OSError as exc:
+            _log.error("endpoint file %s cannot be written: %s; serving without it", endpoint_file, exc.strerror)
         await until_signal()

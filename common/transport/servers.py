@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import math
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,22 +16,45 @@ from common.serving.statistics import Statistics
 from common.transport.grpc_server import serve_grpc
 from common.transport.http_server import serve_http
 from common.transport.listen import Listening
+from common.transport.tenants import TenantOptions, check_tenants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """The `[server]` table: where a process listens. No port: not there. Port 0: any free one."""
 
-    host: str = "127.0.0.1"
-    http_port: int | None = None
-    grpc_port: int | None = None
-    http_uds: str | None = None  # path of a Unix socket
-    grpc_uds: str | None = None
+    host: str = "127.0.0.1"  # address to bind; only loopback keeps other machines out
+    http_port: int | None = None  # 0..65535: HTTP over TCP; 0: any free port
+    grpc_port: int | None = None  # 0..65535: gRPC over TCP; 0: any free port
+    http_uds: str | None = None  # path of a Unix socket for HTTP
+    grpc_uds: str | None = None  # path of a Unix socket for gRPC
+    timeout_s: float = math.inf  # 0.001..: longest that a call may take; of this and the deadline the less
 
     def __post_init__(self) -> None:
         for name, port in (("http_port", self.http_port), ("grpc_port", self.grpc_port)):
             if port is not None and not 0 <= port <= 65535:
                 raise ValueError(f"{name} must be 0..65535, got {port}")
+        if not self.timeout_s >= 0.001:
+            raise ValueError(f"timeout_s must be at least 0.001, got {self.timeout_s}")
+
+
+def check_exposure(server: ServerOptions, tenants: Sequence[TenantOptions]) -> None:
+    """Raises ValueError where other machines could call without a key, or where tenants contradict each other."""
+    check_tenants(tenants)
+    is_open = server.http_port is not None or server.grpc_port is not None
+    if is_open and not tenants and not _is_loopback(server.host):
+        raise ValueError(
+            f"server.host is {server.host!r}, where other machines can call, and no API keys are configured; accepted: "
+            "a loopback address (127.0.0.1, ::1, localhost), Unix sockets alone, or [[tenants]] with the hashes of "
+            "keys (`outrider keys new`)"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"  # what another name means can change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +82,14 @@ async def serve(
     *,
     metrics: Callable[[], bytes],
     statistics: Statistics | None = None,
+    tenants: Sequence[TenantOptions] = (),
     trusts_reason: bool = False,
 ) -> AsyncIterator[Servers]:
     """Serves until the context is left. Raises `ConfigError` when an address cannot be had.
 
     `statistics`: a hook that hears the data plane's events; None: that extension is refused.
-    `trusts_reason`: gRPC callers are our own processes, whose word on why a request left the edge counts.
+    `tenants`: whose keys are good; without any there is one tenant. `trusts_reason`: gRPC callers that need no key are
+    our own processes, whose word counts on a call's tenant and on why it left the edge.
     """
     http = grpc = None
     async with contextlib.AsyncExitStack() as stack:
@@ -76,6 +103,7 @@ async def serve(
                     uds=uds,
                     metrics=metrics,
                     statistics=statistics,
+                    tenants=tenants,
                 )
             )
         if options.grpc_port is not None or options.grpc_uds is not None:
@@ -87,6 +115,7 @@ async def serve(
                     port=options.grpc_port,
                     uds=uds,
                     statistics=statistics,
+                    tenants=tenants,
                     trusts_reason=trusts_reason,
                 )
             )

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.errors import ConfigError
 from common.up.layout import CAUSES, PORTS, Layout
 from common.up.ports import DEFAULT_BASE, fixed, free
 from common.up.status import default_state
 
 if TYPE_CHECKING:
     from common.up.system import System
+
+MAX_INTERVAL_S = 7 * 86_400.0
 
 
 def register(subcommands: Any) -> None:
@@ -43,6 +47,12 @@ def register(subcommands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    for flag, value, least, most in (
+        ("--interval-s", args.interval_s, 0.1, MAX_INTERVAL_S),
+        ("--patience-s", args.patience_s, 0.1, 3600.0),
+    ):
+        if not least <= value <= most:
+            raise ConfigError("up", flag, f"got {value:g}", f"seconds, {least:g} to {most:g}")
     try:
         return asyncio.run(_once(args) if args.once else _up(args))
     except KeyboardInterrupt:
@@ -94,7 +104,7 @@ def calls(system: System) -> str:
     photo = sorted((system.work / "sources" / PHOTOS.source / "photos").iterdir())[0]
     spec = system.work / "sources" / DIGITS.source / "model.toml"
     classify = f"curl -i -F image=@{photo}"
-    release = f"outrider publish {spec} --force --bundles {system.work / 'bundles'}"
+    release = f"{_executable()} publish {spec} --force --bundles {system.work / 'bundles'}"
     return "\n".join(
         (
             "Try:",
@@ -104,6 +114,11 @@ def calls(system: System) -> str:
             "Ctrl-C stops everything.",
         )
     )
+
+
+def _executable() -> str:
+    """`outrider` as a shell finds it: by its path, where the virtual environment was not activated."""
+    return "outrider" if shutil.which("outrider") else str(Path(sys.executable).with_name("outrider"))
 
 
 async def _once(args: argparse.Namespace) -> int:

@@ -14,14 +14,17 @@ from common.errors import ConfigError, OutriderError
 
 def register(subcommands: Any) -> None:
     status = subcommands.add_parser("status", help="what the running system serves, and where")
-    status.add_argument("--state", type=Path, default=default_state(), help="(default: %(default)s)")
+    status.add_argument("--state", type=Path, default=default_state(), help="folder of `up` (default: %(default)s)")
     status.add_argument("--json", action="store_true", help="the same for scripts")
     status.set_defaults(run=_run)
 
 
 def default_state() -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "outrider"
+    """Where the XDG directory specification has it: a relative path in the variable counts as none."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.expanduser("~/.local/state")  # Path's own raises for who has no home
+    return Path(base) / "outrider"
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """Runs programs as child processes: restarts a dead one with backoff, stops all in order.
 
 Knows nothing of what they are. A child has a session of its own, so that Ctrl-C reaches the supervisor alone, which
-then stops them in order; the kernel ends the children if the supervisor itself is killed.
+then stops them in order; the kernel ends the children if the supervisor itself is killed. Their logs are bounded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.up.bounded import MAX_LOG_BYTES, bound
+
 _PR_SET_PDEATHSIG = 1
+_LOOK_S = 5.0  # between looks at the size of the logs
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -46,17 +49,25 @@ class Backoff:
 class Supervisor:
     """An async context; leaving it stops every child. `on_note` gets a line for each death and restart."""
 
-    def __init__(self, *, backoff: Backoff | None = None, on_note: Callable[[str], None] = lambda _line: None) -> None:
-        self._backoff = backoff or Backoff()
+    def __init__(
+        self,
+        *,
+        backoff: Backoff | None = None,
+        on_note: Callable[[str], None] = lambda _line: None,
+        max_log_bytes: int = MAX_LOG_BYTES,
+    ) -> None:
+        self._backoff, self._max_log_bytes = backoff or Backoff(), max_log_bytes
         self._note = on_note
         self._children: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: dict[str, tuple[Program, asyncio.Task[None]]] = {}
         self.restarts: dict[str, int] = {}
 
     async def __aenter__(self) -> Supervisor:
+        self._bounding = asyncio.create_task(self._bound_logs(), name="bound-logs")
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._bounding.cancel()
         ranks: dict[int, list[str]] = {}
         for name, kept in self._keepers.items():
             ranks.setdefault(kept[0].rank, []).append(name)
@@ -112,8 +123,17 @@ class Supervisor:
             self.restarts[program.name] = self.restarts.get(program.name, 0) + 1
             try:
                 child = await self._spawn(program)
-            except OSError as exc:
-                self._note(f"{program.name} cannot be started: {exc}")
+            except Exception as exc:  # no memory, no descriptors, no threads: whatever it is, it is tried again
+                self._note(f"{program.name} cannot be started: {exc or type(exc).__name__}")
+
+    async def _bound_logs(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for program, _ in list(self._keepers.values()):
+                try:
+                    await asyncio.to_thread(bound, program.log, self._max_log_bytes)
+                except OSError as exc:
+                    self._note(f"{program.log} cannot be cut off: {exc}")
 
     async def _spawn(self, program: Program) -> asyncio.subprocess.Process:
         program.log.parent.mkdir(parents=True, exist_ok=True)
@@ -131,11 +151,15 @@ class Supervisor:
 
 
 def end_with_parent() -> Callable[[], None]:
-    """To run in a child before exec: the kernel sends it SIGTERM when this process is gone."""
+    """To run in a child before exec: the kernel kills it when this process is gone.
+
+    SIGKILL, since nothing is left to bound a slow end: whoever starts the next system at once finds ports and folders
+    free. Every process has to bear it anyway.
+    """
     parent = os.getpid()
 
     def arrange() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it was gone already
             os._exit(1)
 

@@ -2,10 +2,11 @@
 
 Owns the state folder:
 
-    up.lock, ports.json      who runs here, and on which ports
+    up.lock                  held by who runs here
     keys/ store/ root.json   signing keys, releases, the root that nodes trust
+    released/                which version of each model was released at the first start
     sources/ bundles/        what was built from, and what was built (elsewhere with --bundles)
-    config/ run/ log/        each child's configuration, endpoint file and output
+    config/ run/ log/        each child's configuration, endpoint file and output (8 MiB, and as much before it)
     NAME/                    a node's or a worker's own state
     endpoints.json           each process: addresses, pid and models
 """
@@ -77,9 +78,12 @@ class System:
         layout.state.mkdir(parents=True, exist_ok=True)
         keys = ("--keys", str(layout.keys), "--store", str(layout.store), "--root", str(layout.root))
         await outrider("sync", "keys", "init", "--if-absent", *keys, say=lambda _line: None)
-        async with asyncio.TaskGroup() as group:
-            for model in layout.models:
-                group.create_task(self._first_release(model))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for model in layout.models:
+                    group.create_task(self._first_release(model))
+        except BaseExceptionGroup as exc:  # the first failure ended the others: it is the one to read
+            raise exc.exceptions[0] from None
 
     async def source(self, model: DemoModel) -> Path:
         """The model's source folder, written by `outrider demo prepare` where it is not there yet."""
@@ -207,6 +211,7 @@ async def owning(state: Path) -> AsyncIterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             raise ConfigError("up", "--state", f"another `outrider up` runs in {state}", "another folder") from exc
+        (state / "endpoints.json").unlink(missing_ok=True)  # of one that was killed
         yield
 
 

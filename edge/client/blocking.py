@@ -28,8 +28,8 @@ class Client:
     Usable at once; `close`, or leaving its context, ends the thread.
     """
 
-    def __init__(self, endpoints: str | Sequence[str], *, connect_s: float = 1.0) -> None:
-        self._client = AsyncClient(endpoints, connect_s=connect_s)
+    def __init__(self, endpoints: str | Sequence[str], *, connect_s: float = 1.0, api_key: str | None = None) -> None:
+        self._client = AsyncClient(endpoints, connect_s=connect_s, api_key=api_key)
         self._lock = threading.Lock()
         self._is_closed = False
         opened: _Opened = concurrent.futures.Future()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -22,11 +23,13 @@ from common.request import Context, Parameter, Priority, Privacy, Reason, Reques
 from common.serving.catalog import ModelMetadata, ModelStatus
 from common.tensors import Tensors, as_tensor
 from common.transport.grpc_client import OipClient
+from common.transport.tenants import checked_key
 from edge.client.endpoints import Rotation, parse_endpoints
 
 CALL_S = 5.0  # bound of the calls that ask about models and servers, and what one try of them takes at most
 LOAD_S = 300.0  # the same for loads: building an engine takes its time
 CLOSED = "this client is closed"
+API_KEY_VARIABLE = "OUTRIDER_API_KEY"
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -49,12 +52,14 @@ class AsyncClient:
     """An async context, for one event loop. `endpoints`: gRPC listeners of nodes or gateways, ``host:port`` or
     ``unix:/path``, the nearest first; raises `ConfigError` for anything else.
 
-    `connect_s` bounds the wait for a connection to each of them. Every method raises the errors of `common.errors`:
+    `connect_s` bounds the wait for a connection to each of them. `api_key` goes with every call; None: that of the
+    environment variable OUTRIDER_API_KEY, if it is set. Every method raises the errors of `common.errors`:
     `TargetUnreachable` when no endpoint can be reached, otherwise what the endpoint said; RuntimeError once closed.
     """
 
-    def __init__(self, endpoints: str | Sequence[str], *, connect_s: float = 1.0) -> None:
+    def __init__(self, endpoints: str | Sequence[str], *, connect_s: float = 1.0, api_key: str | None = None) -> None:
         self.endpoints, self.connect_s = parse_endpoints(endpoints), connect_s
+        self._api_key = _api_key(api_key)
         self._rotation = Rotation(self.endpoints)
         self._clients: dict[str, OipClient] = {}
         self._stack = AsyncExitStack()
@@ -64,7 +69,7 @@ class AsyncClient:
         if self._closed_because == CLOSED:
             raise RuntimeError(CLOSED)
         for address in self.endpoints:
-            client = OipClient(address, connect_s=self.connect_s)
+            client = OipClient(address, connect_s=self.connect_s, api_key=self._api_key)
             self._clients[address] = await self._stack.enter_async_context(client)
         self._closed_because = ""
         return self
@@ -185,6 +190,11 @@ class AsyncClient:
                 return await call
         except TimeoutError:
             raise DeadlineExceeded(model, f"waiting for {self._rotation.current}") from None
+
+
+def _api_key(given: str | None) -> str:
+    key = os.environ.get(API_KEY_VARIABLE, "") if given is None else given
+    return checked_key(key, "client", "api_key" if given is not None else API_KEY_VARIABLE) if key else ""
 
 
 def _deadline(timeout_s: float) -> float:

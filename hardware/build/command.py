@@ -1,4 +1,4 @@
-"""``outrider model build``: the command line of the builder. Cheap to import: torch and onnx load when it runs."""
+"""``outrider model build`` and ``model echo``: the builder's command line. Cheap to import: torch loads if it runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def register(subparsers: Any) -> None:
-    """Adds ``model`` with its subcommand ``build``."""
+    """Adds ``model`` with its subcommands ``build`` and ``echo``."""
     model = subparsers.add_parser("model", help="build bundles: INT8 variants of a model, gated on accuracy")
     commands = model.add_subparsers(dest="model_command", required=True, metavar="COMMAND")
     build = commands.add_parser("build", help="quantize a model, check what it loses, write a bundle folder")
@@ -20,7 +20,14 @@ def register(subparsers: Any) -> None:
         "--skip-gate", action="store_true", help="build even if INT8 loses too much; nodes will refuse it"
     )
     build.add_argument("--json", action="store_true", help="print the report as JSON")
-    build.set_defaults(run=_build)
+    build.set_defaults(run=_build, reads="hardware.build.spec:ModelSpec")
+    echo = commands.add_parser("echo", help="write a bundle without a checkpoint, for the engines echo and synthetic")
+    echo.add_argument("--out", type=Path, required=True, metavar="DIR", help="the bundle folder to write")
+    echo.add_argument("--name", default="echo", help="the model's name (default: %(default)s)")
+    echo.add_argument("--datatype", default="FP32", help="of input x and output y (default: %(default)s)")
+    echo.add_argument("--row", type=_shape, default=(16,), metavar="SHAPE", help="of one row, such as 3,224,224 (16)")
+    echo.add_argument("--max-batch", type=int, default=64, help="rows (default: %(default)s)")
+    echo.set_defaults(run=_echo)
 
 
 def _build(arguments: argparse.Namespace) -> int:
@@ -39,3 +46,24 @@ def _build(arguments: argparse.Namespace) -> int:
     )
     print(to_json(report, indent=1).decode() if arguments.json else render(report))
     return 0
+
+
+def _echo(arguments: argparse.Namespace) -> int:
+    from hardware.build.echo import VARIANT, write_echo
+
+    folder = write_echo(
+        arguments.out,
+        name=arguments.name,
+        datatype=arguments.datatype,
+        row=arguments.row,
+        max_batch=arguments.max_batch,
+    )
+    print(f'{folder} is ready for a node with engine.variants = ["{VARIANT}"] and engine.engines = ["echo"]')
+    return 0
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(size) for size in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not integers with commas, such as 3,224,224") from None

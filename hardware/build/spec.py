@@ -17,9 +17,9 @@ from hardware.gate import Metric, Posterior
 class Source:
     """An ONNX file, or a torch factory (``package.module:callable``, called without arguments) and its checkpoint."""
 
-    onnx: str | None = None
-    factory: str | None = None
-    checkpoint: str | None = None
+    onnx: str | None = None  # path of an ONNX file
+    factory: str | None = None  # package.module:callable that makes the torch module
+    checkpoint: str | None = None  # path of the factory's parameters: a .safetensors file
 
     def __post_init__(self) -> None:
         if (self.onnx is None) == (self.factory is None):
@@ -39,24 +39,25 @@ class Source:
 class Calibration:
     """Arrays by input name, one row per sample; uint8 NHWC pixels after crop for image models."""
 
-    file: str
+    file: str  # path of a .safetensors file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdout:
     """Like `Calibration`; may hold ``labels`` (int64, the true classes) and ``groups`` (int64, one per photo)."""
 
-    file: str
+    file: str  # path of a .safetensors file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
     """How much a variant may lose on the held-out rows, and how much of it may stay in float to get there."""
 
-    metric: Metric | None = None  # None: accuracy with labels, expected_accuracy without, cosine for other tasks
-    max_drop: float = 0.02
-    max_float_share: float = 0.25  # of the MACs
-    float_layers: tuple[str, ...] = ()  # left in float from the start
+    # how loss is measured; none: accuracy with labels, expected_accuracy without, cosine for other tasks
+    metric: Metric | None = None
+    max_drop: float = 0.02  # most that a variant may lose against FP32; 0 or more, below 1
+    max_float_share: float = 0.25  # 0..1: most of the MACs that may stay in float
+    float_layers: tuple[str, ...] = ()  # names of layers left in float from the start
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_drop < 1:
@@ -67,20 +68,20 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    name: str
-    task: Task
-    source: Source
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    holdout: Holdout
-    calibration: Calibration | None = None
-    gate: Gate = field(default_factory=Gate)
-    quantize: Literal["static"] = "static"
-    max_batch: int = 32
-    labels: str | None = None
-    image: ImagePipeline | None = None
-    posterior: Posterior = "softmax"
-    cache: CacheRules = field(default_factory=CacheRules)
+    name: str  # letters, digits, '-', '_' and '.'; not starting with '.'
+    task: Task  # what its first output is
+    source: Source  # what is built
+    inputs: tuple[TensorSpec, ...]  # one or more
+    outputs: tuple[TensorSpec, ...]  # one or more
+    holdout: Holdout  # rows that the gate judges on
+    calibration: Calibration | None = None  # rows that quantization takes its scales from; needed for INT8
+    gate: Gate = field(default_factory=Gate)  # what a variant may lose
+    quantize: Literal["static"] = "static"  # how INT8 is made: scales are fixed at the build, from calibration
+    max_batch: int = 32  # 1..65536: rows of one run of the engine
+    labels: str | None = None  # path of a text file, one label a line
+    image: ImagePipeline | None = None  # the first input also takes JPEG and PNG files through this
+    posterior: Posterior = "softmax"  # how the first output becomes class probabilities
+    cache: CacheRules = field(default_factory=CacheRules)  # what caches may do with its answers
 
     def __post_init__(self) -> None:
         self.config()  # the same rules hold here and in the bundle

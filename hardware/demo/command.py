@@ -28,12 +28,20 @@ def register(subparsers: Any) -> None:
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
+    from common.errors import ConfigError
+
+    out: Path = arguments.out
+    try:
+        out.mkdir(parents=True, exist_ok=True)  # before the minutes that it takes to have something to write
+    except OSError as exc:
+        raise ConfigError("demo", "--out", f"{out} cannot be used: {exc.strerror}", "a folder to write in") from exc
+
     from hardware.demo.prepare import DEFAULT_STAGE, prepare, prepare_stages
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    stages, out = arguments.stage or [DEFAULT_STAGE], arguments.out
+    stages = arguments.stage or [DEFAULT_STAGE]
     if len(stages) > 1:
         prepare_stages(arguments.model, out, stages, progress=say)
         print(f"{out / arguments.model}-{{{','.join(stages)}}}/model.toml are ready for: outrider model build")

@@ -19,6 +19,8 @@ class _Backend(NamedTuple):
 _BACKENDS = {
     "onnxruntime": _Backend("hardware.engines.onnxruntime", "onnxruntime"),
     "torch": _Backend("hardware.engines.torch", "torch"),
+    "echo": _Backend("hardware.engines.echo", "numpy"),
+    "synthetic": _Backend("hardware.engines.synthetic", "numpy"),
 }
 NAMES = tuple(_BACKENDS)
 

@@ -16,17 +16,20 @@ from common.errors import ConfigError
 from common.serving.engine import Batch, Outputs
 from common.serving.latency import LatencyModel, measure
 from common.tensors import Array, Tensors, dtype_of
+from hardware.engines.drill import Drill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """Everything a back-end is opened from. `factories` maps a model to ``module:callable`` (torch only)."""
+    """Everything a back-end is opened from. `factories` maps a model to ``module:callable`` (torch only); `drill` is
+    what a synthetic engine plays."""
 
     config: ModelConfig
     variant: str
     files: tuple[Path, ...]  # the main one first
     threads: int = 1
     factories: Mapping[str, str] = field(default_factory=dict)
+    drill: Drill = field(default_factory=Drill)
 
 
 def gather(batch: Batch) -> dict[str, Array]:
@@ -42,7 +45,7 @@ def scatter(outputs: Mapping[str, Array], batch: Batch) -> list[Outputs | Except
     Raises `ValueError` where an output does not have one row per input row: then no caller may be given any of it.
     """
     for name, array in outputs.items():
-        if array.ndim == 0 or array.shape[0] != batch.rows:
+        if array.shape[:1] != (batch.rows,):
             raise ValueError(f"output {name!r} has shape {list(array.shape)} for a batch of {batch.rows} rows")
     if len(batch.items) == 1:
         return [outputs]

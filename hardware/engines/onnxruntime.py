@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnxruntime as ort
 
-from common.errors import EngineError
+from common.errors import EngineError, InvalidInput
 from common.serving.engine import Batch, EngineFingerprint, Outputs
 from common.serving.latency import LatencyModel
+from common.tensors import BYTES, Array, Tensors
 from hardware.engines.base import EngineRequest, gather, scatter, warm_up
 
 _PROVIDER = "CPUExecutionProvider"
@@ -17,6 +19,7 @@ class OnnxRuntimeEngine:
         self._config = request.config
         self._session: ort.InferenceSession | None = session
         self._outputs = [spec.name for spec in request.config.outputs]
+        self._texts = [spec.name for spec in request.config.inputs if spec.datatype == BYTES]
         self.fingerprint = EngineFingerprint(
             engine="onnxruntime", engine_version=str(ort.__version__), variant=request.variant, device="cpu"
         )
@@ -27,11 +30,32 @@ class OnnxRuntimeEngine:
     def run(self, batch: Batch) -> list[Outputs | Exception]:
         if self._session is None:
             raise EngineError(self._config.name, "the engine is closed")
-        values = self._session.run(self._outputs, gather(batch))
+        if not self._texts:
+            return self._run(self._session, batch)
+        items = [_decoded(item, self._texts) for item in batch.items]
+        good = tuple(item for item in items if not isinstance(item, InvalidInput))
+        rows = sum(len(next(iter(item.values()))) for item in good)
+        answers = iter(self._run(self._session, Batch(good, rows)) if good else ())
+        return [item if isinstance(item, InvalidInput) else next(answers) for item in items]
+
+    def _run(self, session: ort.InferenceSession, batch: Batch) -> list[Outputs | Exception]:
+        values = session.run(self._outputs, gather(batch))
         return scatter(dict(zip(self._outputs, values, strict=True)), batch)
 
     def close(self) -> None:
         self._session = None
+
+
+def _decoded(item: Tensors, names: list[str]) -> Tensors | InvalidInput:
+    """BYTES as the text that the library's strings are; it would take bytes for how Python prints them."""
+    texts: dict[str, Array] = {}
+    for name in names:
+        try:
+            flat = [e.decode() if isinstance(e, bytes) else e for e in item[name].ravel()]
+            texts[name] = np.array(flat, dtype=object).reshape(item[name].shape)
+        except UnicodeDecodeError:
+            return InvalidInput(f"inputs[{name!r}]", "BYTES that are not UTF-8 text", "text: this model takes strings")
+    return {**item, **texts}
 
 
 def open_engine(request: EngineRequest) -> OnnxRuntimeEngine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from common.errors import ConfigError, EngineError
 from common.serving.engine import Batch, EngineFingerprint, Outputs
 from common.serving.latency import LatencyModel
+from common.tensors import BF16, Array
 from hardware.engines.base import EngineRequest, gather, import_factory, scatter, warm_up
 
 
@@ -31,14 +33,26 @@ class TorchEngine:
         if self._module is None:
             raise EngineError(self._config.name, "the engine is closed")
         inputs = gather(batch)
-        arguments = [torch.tensor(inputs[spec.name], device=self._device) for spec in self._config.inputs]
+        arguments = [_to_torch(inputs[spec.name]).to(self._device) for spec in self._config.inputs]
         result: Any = self._module(*arguments)
         values = result if isinstance(result, list | tuple) else (result,)
         names = [spec.name for spec in self._config.outputs]
-        return scatter({name: value.cpu().numpy() for name, value in zip(names, values, strict=True)}, batch)
+        return scatter({name: _to_numpy(value) for name, value in zip(names, values, strict=True)}, batch)
 
     def close(self) -> None:
         self._module = None
+
+
+def _to_torch(array: Array) -> torch.Tensor:
+    if array.dtype == BF16:
+        return torch.tensor(array.view(np.int16)).view(torch.bfloat16)
+    return torch.tensor(array)
+
+
+def _to_numpy(tensor: torch.Tensor) -> Array:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.cpu().contiguous().view(torch.int16).numpy().view(BF16)
+    return tensor.cpu().numpy()
 
 
 def open_engine(request: EngineRequest) -> TorchEngine:

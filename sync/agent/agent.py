@@ -140,8 +140,8 @@ class Agent:
             self._wakeup.notify_all()
 
     def hint(self, hint: Hint) -> None:
-        """An unverified rumour that there is new metadata: ignored when it speaks of what was seen already."""
-        if hint.timestamp_version > self._timestamp_seen:
+        """An unverified rumour that there is new metadata: ignored when it speaks of what was seen already and done."""
+        if hint.timestamp_version > self._timestamp_seen or self._schedule.is_behind:
             self.wake(hint.spread_ms / 1000)
 
     def status(self) -> tuple[ModelStatus, ...]:
@@ -190,8 +190,10 @@ class Agent:
             self._journal.save_floors(floors)
             self._timestamp_seen = floors["timestamp"]
             self.last_error = None
-        except (OutriderError, OSError) as exc:
+        except OutriderError as exc:
             self.last_error = str(exc)
+        except OSError as exc:
+            self.last_error = f"{exc.filename or self.config.folder}: {exc.strerror or exc}"
         self._emit(PollDone(error=self.last_error, seconds=self._clock.monotonic() - started))
         is_ok = self.last_error is None and self._advance_all(view)
         with self._wakeup:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from common.config import from_json, to_json
-from common.errors import SyncError
+from common.errors import FolderUnusable, SyncError
 from sync.agent.states import Record, State, check_move
 from sync.release import Desired, Manifest
 
@@ -62,11 +62,16 @@ class Release:
 
 class Journal:
     def __init__(self, path: Path) -> None:
-        self._lock = threading.RLock()
-        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        self._migrate(path)
+        """Opens or makes the database. Raises `FolderUnusable` where that cannot be, later from every write too."""
+        self._path, self._lock = path, threading.RLock()
+        with self._explained():
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        with contextlib.ExitStack() as stack, self._explained():
+            stack.callback(self._db.close)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._migrate(path)
+            stack.pop_all()
 
     def close(self) -> None:
         with self._lock:
@@ -94,13 +99,15 @@ class Journal:
             if self._db.in_transaction:  # part of an outer one
                 yield
                 return
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+            with self._explained():
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    if self._db.in_transaction:  # a full disk ends it by itself
+                        self._db.execute("ROLLBACK")
+                    raise
 
     def save(self, record: Record) -> Record:
         desired = None if record.desired is None else to_json(record.desired)
@@ -184,6 +191,13 @@ class Journal:
         with self._lock:
             row: tuple[Any, ...] | None = self._db.execute(query, values).fetchone()
             return row
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as exc:
+            raise FolderUnusable(str(self._path), str(exc)) from exc
 
     def _migrate(self, path: Path) -> None:
         version = int(self._db.execute("PRAGMA user_version").fetchone()[0])

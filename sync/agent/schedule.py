@@ -22,6 +22,11 @@ class PollSchedule:
         self._hinted_at: float | None = None
         self.next_at = 0.0  # the first poll is due at once
 
+    @property
+    def is_behind(self) -> bool:
+        """The last poll left something to be tried again."""
+        return self._failures > 0
+
     def begin(self) -> None:
         """A poll begins: hints up to here are answered by it, later ones ask for another."""
         self._hinted_at = None

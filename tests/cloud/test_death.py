@@ -1,4 +1,4 @@
-"""kill -9 of one of three workers under load: no failed call."""
+"""A worker process that stops answering without closing anything. (Killed ones: tests/cases, case 27.)"""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,35 +32,6 @@ def worker_process(name: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
-
-
-@pytest.mark.system
-async def test_no_call_fails_when_one_of_three_workers_is_killed() -> None:
-    ports = {f"w{i}": free_port() for i in range(3)}
-    answered_by: Counter[str] = Counter()
-
-    async def load(client: OipClient) -> None:
-        for _ in range(200):
-            answer = await client.infer(Request(model="double", inputs={"x": X}))
-            answered_by[answer.stamp.by] += 1
-
-    with (
-        worker_process("w0", ports["w0"]) as doomed,
-        worker_process("w1", ports["w1"]),
-        worker_process("w2", ports["w2"]),
-    ):
-        config = GatewayConfig(
-            workers=tuple(f"127.0.0.1:{port}" for port in ports.values()), server=ServerOptions(grpc_port=0)
-        )
-        async with Gateway(config) as gateway, OipClient(str(gateway.endpoint()["grpc"])) as client:
-            loads = [asyncio.create_task(load(client)) for _ in range(8)]
-            while answered_by["w0"] < 50:
-                await asyncio.sleep(0.005)
-            doomed.send_signal(signal.SIGKILL)
-            await asyncio.gather(*loads)
-            text = gateway.metrics.render().decode()
-    assert answered_by.total() == 1600
-    assert f'outrider_pool_redispatches_total{{member="127.0.0.1:{ports["w0"]}"}}' in text
 
 
 @pytest.mark.system

@@ -171,7 +171,7 @@ async def test_unknown_model_is_not_found_and_device_only_is_refused(cloud: Clou
 async def test_what_a_worker_says_is_passed_on(cloud: Cloud) -> None:
     with pytest.raises(Unavailable) as caught:
         await cloud.infer("full")
-    assert caught.value.retry_after_s == 2.0
+    assert caught.value.retry_after_s == 1.2
     assert sum(w.calls for w in cloud.workers.values()) == 1
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from cloud.pool import COOL_OFF_S, MAX_MISSED, Member, Pool
 from common.errors import ModelNotFound, ModelNotReady, Unavailable, VersionNotFound
+from common.request import Priority
 from common.serving.catalog import ModelState, ModelStatus
 
 
@@ -63,6 +64,23 @@ def test_the_longer_cool_off_stands() -> None:
     pool.broke(pool.members[0], now=10.0)
     pool.broke(pool.members[0], now=5.0)
     assert pool.members[0].cool_until == 10.0 + COOL_OFF_S
+
+
+def test_a_member_that_asked_for_a_pause_gets_no_call_of_that_class_or_below_before() -> None:
+    pool = pool_of([status()], [status()])
+    busy = Unavailable("full", retry_after_s=1.0)
+    pool.refused(pool.members[0], "m", Priority.INTERACTIVE, busy, now=10.0)
+    assert set(picks(pool, 10.99)) == {"w1"}
+    pool.refused(pool.members[1], "m", Priority.INTERACTIVE, Unavailable("full", retry_after_s=3.0), now=10.0)
+    with pytest.raises(Unavailable, match="pause") as caught:
+        pool.pick("m", None, 10.6)
+    assert caught.value.retry_after_s == pytest.approx(0.4)
+    with pytest.raises(Unavailable, match="pause"):
+        pool.pick("m", None, 10.6, priority=Priority.OFFLINE)
+    assert pool.pick("m", None, 10.6, priority=Priority.REALTIME).address in {"w0", "w1"}  # goes before what is queued
+    pool.refused(pool.members[0], "m", Priority.INTERACTIVE, Unavailable("full", retry_after_s=0.1), now=10.0)
+    assert set(picks(pool, 11.0)) == {"w0"}  # the longer one stood, and is over
+    assert set(picks(pool, 13.0)) == {"w0", "w1"}
 
 
 def test_a_cooling_member_is_still_better_than_none() -> None:

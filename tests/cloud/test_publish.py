@@ -108,7 +108,7 @@ def test_the_digest_covers_every_file_that_the_build_reads(fleet: Fleet) -> None
 def test_keys_or_source_that_are_not_there_are_explained(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["publish", str(tmp_path / "nothing.toml"), *fleet.where]) == 1
+    assert main(["publish", str(tmp_path / "nothing.toml"), *fleet.where]) == 2
     assert "nothing.toml" in capsys.readouterr().err
     assert main(["publish", str(fleet.source / "model.toml"), *fleet.where[:2], "--keys", str(tmp_path / "no")]) == 1
     assert "key" in capsys.readouterr().err

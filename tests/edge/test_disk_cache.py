@@ -1,62 +1,23 @@
-import asyncio
-import dataclasses
-import os
-import pickle
+"""Who gets which answer from the node's cache, for how long, and what it does when the disk fails."""
+
+import resource
 import sqlite3
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from common.bundle import CacheRules
-from common.request import Context, Privacy, Request, Response, Stamp
-from common.serving.repository import Installed, Repository
-from common.telemetry.events import CacheFault
-from edge.disk_cache import DiskCache
-from tests.fakes import FakeEngine, config, loaded
+from common.request import Context, Privacy, Request, Stamp
+from edge.disk_rows import is_damage
+from tests.edge.caches import REQUEST, Fixture, answer, read, store
 
-REQUEST = Request(model="double", inputs={"x": np.ones((1, 2), np.float32)})
-
-
-def answer(version: str = "1", y: float = 2.0) -> Response:
-    labels = np.array([[b"a", b"bc"]], dtype=object)
-    return Response(
-        outputs={"y": np.full((1, 2), y, np.float32), "labels": labels},
-        stamp=Stamp(target="edge", model="double", version=version, by="node"),
-    )
-
-
-class Fixture:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.events: list[object] = []
-        self.repository = Repository(lambda what: loaded(FakeEngine(), what.version), lambda engine: None)
-        self.serve("1")
-
-    def serve(self, version: str, rules: CacheRules | None = None) -> None:
-        model = dataclasses.replace(config(), cache=rules or CacheRules())
-        installed = Installed(model="double", version=version, folder=Path("/"), variant="full", engine="fake")
-        self.repository.activate(loaded(FakeEngine(), version, model), installed)
-
-    @asynccontextmanager
-    async def cache(self, **options: Any) -> AsyncIterator[DiskCache]:
-        async with DiskCache(self.folder, self.repository, by="node", on_event=self.events.append, **options) as cache:
-            yield cache
-
-    def tamper(self, statement: str, *values: object) -> None:
-        with sqlite3.connect(self.folder / "cache.db") as db:
-            assert db.execute(statement, values).rowcount == 1
-        db.close()
-
-    def rows(self) -> int:
-        with sqlite3.connect(self.folder / "cache.db") as db:
-            (count,) = db.execute("SELECT COUNT(*) FROM Cache").fetchone()
-        db.close()
-        return int(count)
+HOUR_S = 3600.0
+PRIVATE = structs.replace(REQUEST, context=Context(privacy=Privacy.DEVICE_ONLY))
 
 
 @pytest.fixture
@@ -66,160 +27,272 @@ def fixture(tmp_path: Path) -> Fixture:
 
 async def test_an_answer_survives_a_restart_and_says_that_it_is_cached(fixture: Fixture) -> None:
     async with fixture.cache() as cache:
-        assert (await cache.lookup(REQUEST)).response is None
-        cache.store(REQUEST, answer(), None)
+        assert await read(cache) is None
+        await store(cache, REQUEST, answer())
     async with fixture.cache() as cache:
-        hit = (await cache.lookup(REQUEST)).response
+        hit = await read(cache)
     assert hit is not None
     assert hit.stamp == Stamp(target="cache", model="double", version="1", by="node")
     np.testing.assert_array_equal(hit.outputs["y"], answer().outputs["y"])
     assert hit.outputs["labels"].tolist() == [[b"a", b"bc"]]
     assert oct(fixture.folder.stat().st_mode)[-3:] == "700"
+    assert fixture.faults == []
+
+
+async def test_an_answer_without_elements_is_kept_too(fixture: Fixture) -> None:
+    nothing = structs.replace(answer(), outputs={"boxes": np.zeros((0, 4), np.float32)})
+    async with fixture.cache() as cache:
+        await store(cache, REQUEST, nothing)
+        hit = await read(cache)
+    assert hit is not None
+    assert hit.outputs["boxes"].shape == (0, 4)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        dataclasses.replace(REQUEST, inputs={"x": np.full((1, 2), 1.5, np.float32)}),
-        dataclasses.replace(REQUEST, inputs={"x": np.ones((2, 1), np.float32)}),
-        dataclasses.replace(REQUEST, inputs={"x": np.ones((1, 2), np.int32).view(np.int32)}),
-        dataclasses.replace(REQUEST, inputs={"z": np.ones((1, 2), np.float32)}),
-        dataclasses.replace(REQUEST, outputs=("y",)),
-        dataclasses.replace(REQUEST, classes=1),
-        dataclasses.replace(REQUEST, parameters={"temperature": 1}),
-        dataclasses.replace(REQUEST, context=Context(tenant="other")),
-        dataclasses.replace(REQUEST, context=Context(pin="2")),
-        dataclasses.replace(REQUEST, model="triple"),
+        structs.replace(REQUEST, inputs={"x": np.full((1, 2), 1.5, np.float32)}),
+        structs.replace(REQUEST, inputs={"x": np.ones((2, 1), np.float32)}),
+        structs.replace(REQUEST, inputs={"x": np.ones((1, 2), np.float32).view(np.int32)}),
+        structs.replace(REQUEST, inputs={"z": np.ones((1, 2), np.float32)}),
+        structs.replace(REQUEST, inputs={**REQUEST.inputs, "z": np.ones((1, 2), np.float32)}),
+        structs.replace(REQUEST, outputs=("y",)),
+        structs.replace(REQUEST, outputs=("labels", "y")),
+        structs.replace(REQUEST, classes=1),
+        structs.replace(REQUEST, parameters={"temperature": 1}),
+        structs.replace(REQUEST, context=Context(tenant="other")),
+        structs.replace(REQUEST, context=Context(pin="2")),
+        structs.replace(REQUEST, model="triple"),
     ],
 )
 async def test_a_request_that_differs_in_any_field_misses(fixture: Fixture, other: Request) -> None:
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer(), None)
-        assert (await cache.lookup(other)).response is None
-        assert (await cache.lookup(REQUEST)).response is not None
+        await store(cache, REQUEST, answer())
+        assert await read(cache, other) is None
+        assert await read(cache) is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({"outputs": ("y", "labels")}, {"outputs": ("labels", "y")})]
+    + [({"parameters": {"p": a}}, {"parameters": {"p": b}}) for a, b in ((1, True), (1, 1.0), (1, "1"), ("a", "A"))],
+)
+async def test_near_misses_are_misses(fixture: Fixture, one: dict[str, object], other: dict[str, object]) -> None:
+    async with fixture.cache() as cache:
+        await store(cache, structs.replace(REQUEST, **one), answer())
+        assert await read(cache, structs.replace(REQUEST, **other)) is None
 
 
 async def test_what_only_describes_the_call_does_not_matter(fixture: Fixture) -> None:
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer(), None)
-        again = dataclasses.replace(
-            REQUEST, context=Context(id="other", deadline=time.monotonic() + 60, traceparent="00-1-2-01")
-        )
-        assert (await cache.lookup(again)).response is not None
+        await store(cache, REQUEST, answer())
+        context = Context(id="other", deadline=time.monotonic() + 60, traceparent="00-1-2-01")
+        assert await read(cache, structs.replace(REQUEST, context=context)) is not None
 
 
 async def test_another_versions_answer_is_never_served(fixture: Fixture) -> None:
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer("1", 2.0), None)
+        await store(cache, REQUEST, answer("1", 2.0))
         fixture.serve("2")
-        assert (await cache.lookup(REQUEST)).response is None
-        cache.store(REQUEST, answer("3", 6.0), None)  # a newer worker answered: kept under the version that answered
-        assert (await cache.lookup(REQUEST)).response is None
+        assert await read(cache) is None
+        await store(cache, REQUEST, answer("3", 6.0))  # a newer worker answered: kept under the version that answered
+        assert await read(cache) is None
         fixture.serve("3")
-        hit = (await cache.lookup(REQUEST)).response
+        hit = await read(cache)
         assert hit is not None
         assert hit.outputs["y"][0, 0] == 6.0
 
 
 async def test_another_models_answer_is_not_kept(fixture: Fixture) -> None:
-    degraded = dataclasses.replace(answer(), stamp=Stamp(target="edge", model="smaller", version="1"))
+    degraded = structs.replace(answer(), stamp=Stamp(target="edge", model="smaller", version="1"))
     async with fixture.cache() as cache:
-        cache.store(REQUEST, degraded, None)
-        assert (await cache.lookup(REQUEST)).response is None
+        await store(cache, REQUEST, degraded)
+        assert fixture.rows() == 0
+        assert await read(cache) is None
 
 
 async def test_device_only_answers_are_kept_only_where_the_model_allows_it(fixture: Fixture) -> None:
-    private = dataclasses.replace(REQUEST, context=Context(privacy=Privacy.DEVICE_ONLY))
     async with fixture.cache() as cache:
-        cache.store(private, answer(), None)
-        assert (await cache.lookup(private)).response is None
-        assert (await cache.lookup(REQUEST)).response is None
+        await store(cache, PRIVATE, answer())
+        assert await read(cache, PRIVATE) is None
+        assert await read(cache) is None
         fixture.serve("1", CacheRules(keep_device_only=True))
-        cache.store(private, answer(), None)
-        assert (await cache.lookup(private)).response is not None
+        await store(cache, PRIVATE, answer())
+        assert await read(cache, PRIVATE) is not None
 
 
-async def test_public_models_share_answers_between_tenants(fixture: Fixture) -> None:
-    fixture.serve("1", CacheRules(is_public=True))
+async def test_public_models_share_answers_between_tenants_but_never_device_only_ones(fixture: Fixture) -> None:
+    fixture.serve("1", CacheRules(is_public=True, keep_device_only=True))
+    other = structs.replace(REQUEST, context=Context(tenant="other"))
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer(), None)
-        assert (await cache.lookup(dataclasses.replace(REQUEST, context=Context(tenant="other")))).response is not None
+        await store(cache, PRIVATE, answer())
+        assert await read(cache, other) is None
+        await store(cache, REQUEST, answer())
+        assert await read(cache, other) is not None
 
 
-async def test_answers_expire_and_a_ttl_of_zero_keeps_nothing(fixture: Fixture) -> None:
-    fixture.serve("1", CacheRules(ttl_s=0.01))
+async def test_what_was_never_looked_up_is_not_stored(fixture: Fixture) -> None:
+    """The caller's arrays may have changed since it called: a digest of them now would be another request's."""
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer(), None)
-        await asyncio.sleep(0.05)
-        assert (await cache.lookup(REQUEST)).response is None
-        fixture.serve("1", CacheRules(ttl_s=0.0))
-        cache.store(REQUEST, answer(), None)
-        fixture.serve("1")
-        assert (await cache.lookup(REQUEST)).response is None
+        assert cache.store(REQUEST, answer(), None) is None
+        assert await read(cache) is None
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE Cache SET value = x'00112233445566778899'",
-        "UPDATE Cache SET value = substr(value, 1, length(value) - 1)",
-        "UPDATE Cache SET mode = 4, value = ?",  # a pickle
-        "UPDATE Cache SET mode = 2, filename = '../../outside', value = NULL",
-        "UPDATE Cache SET value = 'text'",
-    ],
-)
-async def test_a_planted_or_damaged_row_is_a_miss_is_removed_and_runs_nothing(
-    fixture: Fixture, statement: str, tmp_path: Path
-) -> None:
-    outside = tmp_path / "outside"
-    outside.write_bytes(b"secret")
-    marker = tmp_path / "pickle-ran"
-
-    class Hostile:
-        def __reduce__(self) -> Any:
-            return os.mkdir, (str(marker),)
-
+async def test_a_call_that_has_no_time_left_is_a_miss_and_no_fault(fixture: Fixture) -> None:
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer(), None)
-    values = [pickle.dumps(Hostile())] if "?" in statement else []
-    fixture.tamper(statement, *values)
+        await store(cache, REQUEST, answer())
+        late = structs.replace(REQUEST, context=Context(deadline=time.monotonic() - 1))
+        assert await read(cache, late) is None
+    assert fixture.faults == []
+
+
+# --- time ---
+
+
+async def test_an_answer_expires_at_its_ttl_and_a_ttl_of_zero_keeps_nothing(fixture: Fixture) -> None:
+    fixture.serve("1", CacheRules(ttl_s=10.0))
     async with fixture.cache() as cache:
-        assert (await cache.lookup(REQUEST)).response is None
-        assert [type(e) for e in fixture.events if isinstance(e, CacheFault)] == [CacheFault]
+        await store(cache, REQUEST, answer())
+        fixture.clock.advance(9.9)
+        assert await read(cache) is not None
+        fixture.clock.advance(0.2)
+        assert await read(cache) is None
         assert fixture.rows() == 0
-        cache.store(REQUEST, answer(), None)
-        assert (await cache.lookup(REQUEST)).response is not None
-    assert not marker.exists()
-    assert outside.read_bytes() == b"secret"
+        fixture.serve("1", CacheRules(ttl_s=0.0))
+        await store(cache, REQUEST, answer())
+        fixture.serve("1")
+        assert await read(cache) is None
 
 
-async def test_a_row_moved_under_another_key_is_not_served(fixture: Fixture) -> None:
-    other = dataclasses.replace(REQUEST, classes=2)
+@pytest.mark.parametrize("step_s", [-HOUR_S, HOUR_S])
+async def test_a_wall_clock_that_steps_expires_nothing_and_keeps_nothing_alive(
+    fixture: Fixture, step_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture.serve("1", CacheRules(ttl_s=60.0))
+    real = time.time
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer(), None)
-        cache.store(other, answer(y=9.0), None)
-    with sqlite3.connect(fixture.folder / "cache.db") as db:
-        (first, a), (second, b) = db.execute("SELECT rowid, value FROM Cache ORDER BY rowid").fetchall()
-        db.execute("UPDATE Cache SET value = ? WHERE rowid = ?", (b, first))
-        db.execute("UPDATE Cache SET value = ? WHERE rowid = ?", (a, second))
-    db.close()
+        await store(cache, REQUEST, answer())
+        fixture.clock.wall_s += step_s
+        monkeypatch.setattr("time.time", lambda: real() + step_s)  # for the library's own calls
+        assert await read(cache) is not None
+        other = structs.replace(REQUEST, classes=2)
+        await store(cache, other, answer())
+        assert await read(cache, other) is not None
+    async with fixture.cache() as cache:  # a restart on the same boot
+        assert await read(cache) is not None
+        fixture.clock.advance(61.0)
+        assert await read(cache) is None
+
+
+async def test_after_a_reboot_the_wall_clock_counts_but_never_makes_an_answer_younger_than_the_boot(
+    fixture: Fixture,
+) -> None:
+    fixture.serve("1", CacheRules(ttl_s=60.0))
+    first, second = REQUEST, structs.replace(REQUEST, classes=2)
     async with fixture.cache() as cache:
-        assert (await cache.lookup(REQUEST)).response is None
-        assert (await cache.lookup(other)).response is None
+        await store(cache, first, answer())
+    fixture.clock.reboot(down_s=30.0)
+    async with fixture.cache() as cache:
+        assert await read(cache, first) is not None
+        fixture.clock.advance(30.0)
+        assert await read(cache, first) is None
+        await store(cache, second, answer())
+    fixture.clock.reboot(down_s=-10 * HOUR_S)  # no battery behind its clock
+    async with fixture.cache() as cache:
+        assert await read(cache, second) is not None
+        fixture.clock.advance(60.0)
+        assert await read(cache, second) is None
+
+
+async def test_the_oldest_answers_make_room_also_while_the_wall_clock_runs_an_hour_behind(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [structs.replace(REQUEST, parameters={"i": i}) for i in range(30)]
+    real = time.time
+    async with fixture.cache(quota_bytes=2 << 20) as cache:
+        for request in requests[:15]:
+            await store(cache, request, answer(columns=25_000))
+        monkeypatch.setattr("time.time", lambda: real() - HOUR_S)
+        for request in requests[15:]:
+            await store(cache, request, answer(columns=25_000))
+        kept = [await read(cache, request) is not None for request in requests]
+    assert kept == sorted(kept)  # no younger one went before an older one
+    assert 3 <= sum(kept) < 25
+
+
+async def test_the_quota_holds_for_the_whole_folder_whatever_the_sizes(fixture: Fixture) -> None:
+    async with fixture.cache(quota_bytes=4 << 20) as cache:
+        for i in range(400):
+            cache.store(REQUEST, answer(), bytes([i % 256, i // 256]))
+        for i in range(40):  # each as large as hundreds of those; 20 MB
+            kept = cache.store(REQUEST, answer(columns=128_000), b"big %d" % i)
+            assert kept is not None
+            await kept
+            assert sum(file.stat().st_size for file in fixture.folder.iterdir()) <= 4 << 20
+        assert fixture.rows() >= 1
+
+
+# --- a disk that fails ---
 
 
 async def test_a_folder_that_cannot_be_used_means_no_cache_not_no_service(fixture: Fixture) -> None:
     fixture.folder.write_bytes(b"a file where the folder should be")
     async with fixture.cache() as cache:
-        cache.store(REQUEST, answer(), None)
-        assert (await cache.lookup(REQUEST)).response is None
-    assert any(isinstance(event, CacheFault) for event in fixture.events)
+        for _ in range(3):
+            await store(cache, REQUEST, answer())
+            assert await read(cache) is None
+        assert [fault.is_new for fault in fixture.faults] == [True]
+        fixture.folder.unlink()
+        fixture.clock.advance(61.0)
+        await store(cache, REQUEST, answer())
+        assert await read(cache) is not None
 
 
-async def test_the_quota_is_kept(fixture: Fixture) -> None:
-    big = dataclasses.replace(answer(), outputs={"y": np.random.default_rng(1).random((1, 50_000), np.float32)})
-    async with fixture.cache(quota_bytes=2 << 20) as cache:
-        for i in range(40):  # 8 MB of answers
-            cache.store(dataclasses.replace(REQUEST, parameters={"i": i}), big, None)
-            await asyncio.sleep(0.002)
-    assert (fixture.folder / "cache.db").stat().st_size < 4 << 20
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_a_disk_that_takes_no_more_costs_no_call_is_said_once_and_used_again_when_it_does(
+    fixture: Fixture,
+) -> None:
+    requests = [structs.replace(REQUEST, parameters={"i": i}) for i in range(40)]
+    async with fixture.cache() as cache:
+        await store(cache, requests[0], answer())
+        with largest_file(200_000):
+            for request in requests[1:]:
+                await store(cache, request, answer(columns=10_000))
+        assert fixture.faults
+        assert len([fault for fault in fixture.faults if fault.is_new]) <= 3  # written, opened again, read
+        fixture.clock.advance(61.0)
+        await store(cache, REQUEST, answer())
+        assert await read(cache) is not None
+
+
+async def test_a_database_that_another_process_holds_is_left_alone_and_said_once(fixture: Fixture) -> None:
+    async with fixture.cache() as cache:
+        await store(cache, REQUEST, answer())
+        with closing(sqlite3.connect(fixture.folder / "cache.db", isolation_level=None)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            others = [structs.replace(REQUEST, classes=n) for n in range(1, 4)]
+            await store(cache, others[0], answer())
+            await store(cache, others[1], answer())  # not tried: the disk has the time for reads
+            assert await read(cache) is not None
+            assert [fault.is_new for fault in fixture.faults] == [True]
+            fixture.clock.advance(1.1)
+            await store(cache, others[1], answer())
+            assert [fault.is_new for fault in fixture.faults] == [True, False]
+        fixture.clock.advance(1.1)
+        await store(cache, others[2], answer())
+        assert await read(cache, others[2]) is not None
+
+
+def test_a_full_or_locked_disk_is_no_reason_to_begin_anew() -> None:
+    for text in ("database or disk is full", "attempt to write a readonly database", "database is locked"):
+        assert not is_damage(sqlite3.OperationalError(text))
+    assert is_damage(sqlite3.DatabaseError("database disk image is malformed"))

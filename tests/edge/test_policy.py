@@ -67,6 +67,22 @@ def test_the_callers_deadline_counts_where_it_is_tighter_than_the_class() -> Non
     assert plan(edge, deadline=math.inf)[0] == ("edge", None)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "deadline", "reserve"),
+    [
+        (0.6, 102.0, 0.72),  # a fifth more than estimated: the cloud has 1.28 s, and the edge its time if it is silent
+        (0.9, 102.0, 0.0),  # would leave the cloud less than half
+        (0.6, math.inf, 0.0),
+    ],
+)
+def test_a_slow_edge_keeps_its_time_while_the_cloud_is_asked(seconds: float, deadline: float, reserve: float) -> None:
+    request = Request(model="m", inputs={"x": np.zeros((1, 2), np.float32)}, context=Context(deadline=deadline))
+    targets: dict[str, Target] = {"edge": Stub("edge", estimate=Estimate(seconds=seconds)), "cloud": CLOUD}
+    first, second = EdgeFirst().rank(request, targets, now=100.0).steps
+    assert (first.target.name, second.target.name) == ("cloud", "edge")
+    assert (first.reserve_s, second.reserve_s) == (pytest.approx(reserve), 0.0)
+
+
 def test_offline_work_has_no_latency_target() -> None:
     edge = Stub("edge", estimate=Estimate(seconds=30.0))
     assert plan(edge, priority=Priority.OFFLINE)[0] == ("edge", None)

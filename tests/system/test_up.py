@@ -1,22 +1,17 @@
-"""`outrider up` and `outrider status`: ready, told where, mended after a death, stopped without a trace."""
+"""`outrider up` and `outrider status`: ready, told where, refused where another runs."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.system.conftest import Up, outrider
+from tests.system.running import NAMES, Up, outrider
 
 pytestmark = pytest.mark.system
-
-NAMES = ["broker", "sync", "worker-1", "worker-2", "gateway", "edge-a", "edge-b"]
 
 
 def metrics(base: str) -> str:
@@ -49,44 +44,30 @@ def test_every_serving_process_has_metrics(up: Up) -> None:
     assert 'outrider_sync_active_version{model="digits"} 1.0' in metrics(up.http("edge-b"))
 
 
-def test_a_killed_process_comes_back_with_what_it_had_and_fetches_nothing(up: Up) -> None:
-    pid = up.processes()["edge-b"]["pid"]
-    os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    while up.processes()["edge-b"].get("pid") in (pid, None) or not status(up)["is_ready"]:
-        assert time.monotonic() < deadline, up.log.read_text()
-        time.sleep(0.1)
-    text = metrics(up.http("edge-b"))
-    assert 'outrider_sync_installs_total{model="digits",source="disk"} 1.0' in text
-    assert "outrider_sync_fetched_bytes_total{" not in text
-
-
 def test_a_second_up_on_the_same_state_is_refused(up: Up) -> None:
     done = outrider("up", "--state", up.state, "--base-port", "0")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "another `outrider up` runs in" in done.stderr
 
 
 def test_a_port_in_use_is_named(up: Up, tmp_path: Path) -> None:
     port = int(up.http("gateway").rpartition(":")[2])
     done = outrider("up", "--state", tmp_path, "--base-port", port)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"port {port} (gateway.http) is in use" in done.stderr
+
+
+def test_a_first_release_that_cannot_be_made_is_one_plain_error(tmp_path: Path) -> None:
+    for source in ("digits-v1", "efficientnet-lite0-v1"):
+        (tmp_path / "sources" / source).mkdir(parents=True)
+        (tmp_path / "sources" / source / "model.toml").write_text("nonsense")
+    done = outrider("up", "--state", tmp_path / "state", "--bundles", tmp_path, "--base-port", "0")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "model.toml" in done.stderr
 
 
 def test_status_without_a_system_says_so(tmp_path: Path) -> None:
     done = outrider("status", "--state", tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no system runs in" in done.stderr
-
-
-def test_a_second_start_builds_and_downloads_nothing_and_is_quick(up: Up) -> None:
-    """The last test of this folder: it stops the system that the others use."""
-    assert up.stop(signal.SIGINT) == 0
-    assert not (up.state / "endpoints.json").exists()
-    built = {path: path.stat().st_mtime_ns for path in up.bundles.rglob("*")}
-    up.start(timeout_s=60)
-    assert {path: path.stat().st_mtime_ns for path in up.bundles.rglob("*")} == built
-    for name in ("edge-a", "edge-b", "worker-1", "worker-2"):
-        assert "outrider_sync_fetched_bytes_total{" not in metrics(up.http(name))
-    assert up.stop(signal.SIGTERM) == 0

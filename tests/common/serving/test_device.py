@@ -244,3 +244,38 @@ async def test_a_realtime_call_overtakes_a_flood_of_batch_calls(device: Device) 
     await asyncio.gather(*flood, return_exceptions=True)
     assert device.scheduler.rows_ahead(Priority.OFFLINE) == 0
     assert math.isinf(device.scheduler.wake_at())
+
+
+async def test_a_batch_predicted_to_be_short_runs_on_the_loop_and_a_longer_one_on_the_thread() -> None:
+    async with Device(inline_below_s=0.001) as device:
+        quick, slow = FakeEngine(), FakeEngine(base_s=0.005)
+        one, other = slot_with(device, quick), slot_with(device, slow)
+        np.testing.assert_array_equal(await call(device, one, x=3), np.full((1, 2), 6, np.float32))
+        await call(device, other)
+        assert quick.threads == {threading.get_ident()}
+        assert slow.threads.isdisjoint(quick.threads)
+
+
+async def test_what_arrives_while_the_thread_is_busy_is_not_run_inline() -> None:
+    async with Device(inline_below_s=0.001) as device:
+        held, quick = FakeEngine(base_s=0.002, gate=threading.Event()), FakeEngine()
+        long = asyncio.create_task(call(device, slot_with(device, held)))
+        await asyncio.sleep(0.01)
+        short = asyncio.create_task(call(device, slot_with(device, quick)))
+        await asyncio.sleep(0.01)
+        assert quick.batches == []
+        held.gate.set()  # type: ignore[union-attr]
+        await asyncio.gather(long, short)
+        assert threading.get_ident() not in held.threads | quick.threads
+
+
+async def test_an_engine_that_fails_inline_fails_its_caller_and_gives_its_lease_back() -> None:
+    async with Device(inline_below_s=0.001) as device:
+        engine = FakeEngine(fail=lambda batch: ValueError("odd") if batch.items[0]["x"][0, 0] == 13 else None)
+        slot = slot_with(device, engine)
+        with pytest.raises(EngineError, match="odd"):
+            await call(device, slot, x=13)
+        await call(device, slot, x=1)
+        slot.swap(None)
+        await asyncio.sleep(0.05)
+        assert engine.is_closed  # nobody holds it any more

@@ -3,6 +3,7 @@ import io
 
 import numpy as np
 import pytest
+from msgspec import structs
 from PIL import Image
 
 from common.bundle import ModelConfig
@@ -78,9 +79,9 @@ def test_a_request_at_the_limit_is_inside() -> None:
 
 def test_an_unknown_output_or_classes_of_a_model_without_classes_are_refused() -> None:
     with pytest.raises(InvalidInput, match="no output 'z'; accepted: y"):
-        check(dataclasses.replace(request(x=x(1, 2)), outputs=("z",)), config())
+        check(structs.replace(request(x=x(1, 2)), outputs=("z",)), config())
     with pytest.raises(InvalidInput, match="classification"):
-        check(dataclasses.replace(request(x=x(1, 2)), classes=1), config())
+        check(structs.replace(request(x=x(1, 2)), classes=1), config())
 
 
 @pytest.mark.parametrize("name", ["image", "pixels"])
@@ -139,7 +140,7 @@ def test_the_best_classes_come_as_value_index_label() -> None:
         engine=FakeEngine(), config=PICTURES, version="1", labels=("cat", "dog", "owl"), latency=FakeEngine().warm()
     )
     logits = np.log(np.array([[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]], np.float32))
-    asked = dataclasses.replace(request(image=pictures(b"")), classes=2)
+    asked = structs.replace(request(image=pictures(b"")), classes=2)
     answer = answer_tensors({"logits": logits}, asked, engine)["logits"]
     assert answer.tolist() == [[b"0.700000:1:dog", b"0.200000:2:owl"], [b"0.500000:0:cat", b"0.300000:2:owl"]]
 
@@ -157,4 +158,4 @@ def test_only_requested_outputs_are_answered_in_the_order_asked() -> None:
     engine = LoadedEngine(engine=FakeEngine(), config=two, version="1", labels=(), latency=FakeEngine().warm())
     outputs = {"y": x(1, 2), "z": x(1, 1)}
     assert list(answer_tensors(outputs, request(x=x(1, 2)), engine)) == ["y", "z"]
-    assert list(answer_tensors(outputs, dataclasses.replace(request(x=x(1, 2)), outputs=("z",)), engine)) == ["z"]
+    assert list(answer_tensors(outputs, structs.replace(request(x=x(1, 2)), outputs=("z",)), engine)) == ["z"]

@@ -1,9 +1,9 @@
 import asyncio
-import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from common.errors import (
     DeadlineExceeded,
@@ -17,7 +17,7 @@ from common.errors import (
     TargetUnreachable,
     Unavailable,
 )
-from common.request import Context, Reason, Request, Response, Stamp
+from common.request import Context, Priority, Reason, Request, Response, Stamp
 from common.serving.breaker import TargetBreakers
 from common.serving.policy import Plan, Step
 from common.serving.router import Router
@@ -127,8 +127,8 @@ async def test_the_reason_of_the_plan_stands() -> None:
 async def test_the_rest_of_the_context_travels_unchanged() -> None:
     cloud = FakeTarget("cloud")
     context = Context(id="abc", tenant="t", deadline=5.0, pin="7")
-    await Router([cloud], InOrder(Reason.DEADLINE)).infer(dataclasses.replace(REQUEST, context=context))
-    assert cloud.seen[0].context == dataclasses.replace(context, reason=Reason.DEADLINE)
+    await Router([cloud], InOrder(Reason.DEADLINE)).infer(structs.replace(REQUEST, context=context))
+    assert cloud.seen[0].context == structs.replace(context, reason=Reason.DEADLINE)
 
 
 async def test_after_five_failures_no_call_reaches_the_target_until_its_probe() -> None:
@@ -185,3 +185,43 @@ async def test_a_cancelled_probe_lets_the_next_one_through() -> None:
     del cloud.infer  # type: ignore[method-assign]
     cloud.problem = None
     assert (await router.infer(REQUEST)).stamp.target == "cloud"
+
+
+async def test_a_probe_that_the_retry_budget_forbids_is_not_taken_for_under_way() -> None:
+    """The breaker lets one probe through: it must not be given to a call that then stays where it is."""
+    clock = FakeClock()
+    edge, cloud = FakeTarget("edge"), FakeTarget("cloud", TargetUnreachable("cloud", "down"))
+    breakers = TargetBreakers()
+    router = Router([edge, cloud], InOrder(), breakers=breakers, clock=clock)
+    for _ in range(5):
+        breakers.failed("cloud", "m", Priority.INTERACTIVE, TargetUnreachable("cloud", "down"), 5.0, clock.monotonic())
+    clock.advance(1.0)  # the cloud's cooldown is over, the retry budget is still used up
+    edge.problem = EngineError("m", "odd")
+    with pytest.raises(EngineError):
+        await router.infer(REQUEST)
+    assert cloud.seen == []
+    edge.problem, cloud.problem = Unavailable("closing"), None
+    assert (await router.infer(REQUEST)).stamp.target == "cloud"
+
+
+async def test_a_plan_that_names_a_target_twice_tries_it_once() -> None:
+    class Again:
+        def rank(self, request: Request, targets: Mapping[str, Target], now: float) -> Plan:
+            return Plan(tuple(Step(target) for target in (*targets.values(), *targets.values())))
+
+    edge, cloud = FakeTarget("edge", EngineError("m", "odd")), FakeTarget("cloud", EngineError("m", "odd"))
+    with pytest.raises(EngineError):
+        await Router([edge, cloud], Again()).infer(REQUEST)
+    assert (len(edge.seen), len(cloud.seen)) == (1, 1)
+
+
+async def test_a_step_with_a_reserve_gets_the_callers_deadline_less_that() -> None:
+    class CloudFirst:
+        def rank(self, request: Request, targets: Mapping[str, Target], now: float) -> Plan:
+            return Plan((Step(targets["cloud"], reserve_s=0.4), Step(targets["edge"], stays=True)))
+
+    edge, cloud = FakeTarget("edge"), FakeTarget("cloud", DeadlineExceeded("m", "waiting"))
+    asked = structs.replace(REQUEST, context=Context(deadline=1e6))
+    assert (await Router([edge, cloud], CloudFirst()).infer(asked)).stamp.target == "edge"
+    assert cloud.seen[0].context.deadline == 1e6 - 0.4
+    assert edge.seen[0].context.deadline == 1e6

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.request import Priority, Reason
@@ -27,8 +28,8 @@ def test_calls_are_counted_by_how_they_ended() -> None:
     for event in (
         DONE,
         DONE,
-        replace(DONE, target="cloud", reason=Reason.OVERLOAD),
-        replace(DONE, error="InvalidInput"),
+        structs.replace(DONE, target="cloud", reason=Reason.OVERLOAD),
+        structs.replace(DONE, error="InvalidInput"),
     ):
         metrics(event)
     got = samples(metrics)
@@ -63,8 +64,8 @@ def test_the_rest_of_the_request_path_is_counted() -> None:
 def test_made_up_model_names_do_not_grow_the_registry() -> None:
     metrics = Metrics()
     for i in range(1000):
-        metrics(replace(DONE, model=f"made-up-{i}", error="ModelNotFound", target=""))
-    metrics(replace(DONE, model="real"))
+        metrics(structs.replace(DONE, model=f"made-up-{i}", error="ModelNotFound", target=""))
+    metrics(structs.replace(DONE, model="real"))
     got = samples(metrics)
     assert got["outrider_requests_total", OTHER, "", "ModelNotFound", ""] == 1000 - 256
     assert got["outrider_requests_total", "real", "", "ok", "edge"] == 1

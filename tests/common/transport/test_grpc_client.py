@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from pathlib import Path
@@ -96,7 +97,7 @@ async def test_retry_hint_of_the_peer_is_kept(served: Served) -> None:
     async with OipClient(served.grpc) as client:
         with pytest.raises(Unavailable) as caught:
             await client.infer(request("full"))
-    assert caught.value.retry_after_s == 2.0
+    assert caught.value.retry_after_s == 1.2
 
 
 async def test_deadline_is_kept_on_this_side(served: Served) -> None:
@@ -105,6 +106,13 @@ async def test_deadline_is_kept_on_this_side(served: Served) -> None:
             await client.infer(request("slow", deadline=after(0.05)))
         with pytest.raises(DeadlineExceeded, match="before it was sent"):
             await client.infer(request("echo", deadline=after(-1)))
+
+
+async def test_a_deadline_beyond_a_lifetime_is_none(served: Served) -> None:
+    async with OipClient(served.grpc) as client:
+        answer = await client.infer(request("echo", deadline=after(1e13)))
+    np.testing.assert_array_equal(answer.outputs["x"], X)
+    assert served.target.requests[0].context.deadline == math.inf
 
 
 async def test_models_of_the_peer(served: Served) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from common.errors import InvalidInput
 from common.request import DEFAULT_TENANT, Context, Priority, Privacy, Reason
 from common.transport.headers import Said, read_context, write_context
+from common.transport.tenants import OUR_PROCESS
 
 NOW = 100.0
 TRACE = "00-" + "0" * 31 + "1-" + "0" * 15 + "2-01"
@@ -19,7 +20,8 @@ TRACE = "00-" + "0" * 31 + "1-" + "0" * 15 + "2-01"
 def test_a_call_without_headers_has_the_defaults() -> None:
     context = read_context({}, Said(), NOW)
     assert context == Context(id=context.id)
-    assert len(context.id) == 16
+    assert context.id
+    assert context.id != read_context({}, Said(), NOW).id
     assert context.tenant == DEFAULT_TENANT
 
 
@@ -60,14 +62,18 @@ def test_priority(headers: dict[str, str], parameters: dict[str, int], priority:
         *(("x-outrider-priority", v) for v in ("", "0", "5", "urgent")),
         *(("x-outrider-privacy", v) for v in ("", "secret")),
         *(("x-outrider-request-id", v) for v in ("", "a b", "é", "x" * 129)),
+        *(("x-outrider-attempt", v) for v in ("", "0", "-1", "9", "1.0", "2, 3", "9" * 400)),
         ("x-outrider-reason", "because"),
         ("x-outrider-pin", "2"),
     ],
 )
 def test_bad_header_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        read_context({name: value}, Said(version="1"), NOW, trusts_reason=True)
+        read_context({name: value}, Said(version="1"), NOW, caller=OUR_PROCESS)
     assert caught.value.where == name
+
+
+HEADED = {"x-outrider-priority": "batch", "x-outrider-deadline-ms": "1"}
 
 
 @pytest.mark.parametrize(
@@ -87,6 +93,8 @@ def test_bad_parameter_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_context({}, Said(parameters={name: value}), NOW)  # type: ignore[dict-item]
     assert caught.value.where == f"parameters.{name}"
+    with pytest.raises(InvalidInput):  # also where a header goes before it
+        read_context(HEADED, Said(parameters={name: value}), NOW)  # type: ignore[dict-item]
 
 
 def test_a_strangers_word_on_tenant_and_reason_does_not_count() -> None:
@@ -105,6 +113,13 @@ def test_only_a_well_formed_trace_is_passed_on(text: str, kept: str) -> None:
     assert read_context({"traceparent": text}, Said(), NOW).traceparent == kept
 
 
+@pytest.mark.parametrize("timeout", [2**63 - 1, 2**64 - 1])
+def test_a_deadline_beyond_a_lifetime_is_none(timeout: int) -> None:
+    assert read_context({}, Said(parameters={"timeout": timeout}), NOW).deadline == math.inf
+    assert read_context({"x-outrider-deadline-ms": "9" * 15}, Said(), NOW).deadline == math.inf
+    assert "x-outrider-deadline-ms" not in write_context(Context(deadline=NOW + 1e12), NOW)
+
+
 @given(
     st.builds(
         Context,
@@ -114,10 +129,11 @@ def test_only_a_well_formed_trace_is_passed_on(text: str, kept: str) -> None:
         reason=st.sampled_from([None, *Reason]),
         deadline=st.just(math.inf) | st.floats(NOW, NOW + 1e6),
         traceparent=st.sampled_from(["", TRACE]),
+        attempt=st.integers(1, 8),
     )
 )
 def test_context_round_trip(context: Context) -> None:
-    back = read_context(write_context(context, NOW), Said(), NOW, trusts_reason=True)
+    back = read_context(write_context(context, NOW), Said(), NOW, caller=OUR_PROCESS)
     assert back.deadline == pytest.approx(context.deadline, abs=1e-6)
-    for field in ("id", "priority", "privacy", "reason", "traceparent"):
+    for field in ("id", "priority", "privacy", "reason", "traceparent", "attempt"):
         assert getattr(back, field) == getattr(context, field)

@@ -277,15 +277,17 @@ async def test_unforeseen_fault_keeps_its_details(
 
 
 @pytest.mark.parametrize("headers", [{"x-outrider-deadline-ms": "30"}, {"x-outrider-deadline-ms": "0"}])
-async def test_deadline_is_504(http: aiohttp.ClientSession, headers: dict[str, str]) -> None:
+async def test_deadline_is_503_with_retry_after(http: aiohttp.ClientSession, headers: dict[str, str]) -> None:
     async with http.post("/v2/models/slow/infer", json=JSON_X, headers=headers) as reply:
-        assert reply.status == 504
+        assert reply.status == 503
+        assert int(reply.headers["retry-after"]) >= 1
+        assert "deadline" in (await reply.json())["error"]
 
 
 async def test_timeout_parameter_is_a_deadline(http: aiohttp.ClientSession) -> None:
     body = JSON_X | {"parameters": {"timeout": 30_000}}
     async with http.post("/v2/models/slow/infer", json=body) as reply:
-        assert reply.status == 504
+        assert reply.status == 503
 
 
 async def test_disconnect_cancels_the_call(served: Served, http: aiohttp.ClientSession) -> None:
@@ -415,6 +417,9 @@ async def test_index_lists_only_ready_models_when_asked(http: aiohttp.ClientSess
         assert {m["name"] for m in await reply.json()} == {"double", "echo"}
     async with http.get("/v2/repository/index") as reply:
         assert len(await reply.json()) == 3
+    async with http.post("/v2/repository/index", json={"ready": "yes"}) as reply:
+        assert reply.status == 400
+        assert "ready" in (await reply.json())["error"]
 
 
 async def test_draining_server_is_not_ready_but_answers(served: Served, http: aiohttp.ClientSession) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import grpc
 import pytest
@@ -22,7 +24,7 @@ Code = grpc.StatusCode
         (e.VersionNotFound("m", "1"), 404, Code.NOT_FOUND),
         (e.ModelNotReady("m", "being built"), 503, Code.UNAVAILABLE),
         (e.TargetUnreachable("cloud", "refused"), 503, Code.UNAVAILABLE),
-        (e.DeadlineExceeded("m", "in the queue"), 504, Code.DEADLINE_EXCEEDED),
+        (e.DeadlineExceeded("m", "in the queue"), 503, Code.DEADLINE_EXCEEDED),
         (e.EngineError("m", "no memory"), 500, Code.INTERNAL),
         (e.TrustError("signature"), 500, Code.INTERNAL),
         (ValueError("secret"), 500, Code.INTERNAL),
@@ -43,7 +45,31 @@ def test_retry_after_is_whole_seconds_and_at_least_one(seconds: float, says: str
 
 
 def test_other_errors_give_no_hint() -> None:
-    assert status_of(e.ModelNotFound("m")).headers == {}
+    status = status_of(e.ModelNotFound("m"))
+    assert status.headers == status.trailers == {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "arrives"), [(0.05, 0.05), (0.0, 0.0), (1.2, 1.2), (math.inf, 60.0), (math.nan, 60.0), (-1.0, 0.0)]
+)
+def test_between_our_processes_the_hint_is_exact(seconds: float, arrives: float) -> None:
+    trailing = status_of(e.Unavailable("busy", retry_after_s=seconds)).trailers
+    error = error_from_grpc(Code.UNAVAILABLE, "busy", trailing, target="w1", model="m")
+    assert isinstance(error, e.Unavailable)
+    assert error.retry_after_s == pytest.approx(arrives)
+
+
+def test_a_hint_may_be_a_date() -> None:
+    """RFC 9110, 10.2.3; a date in the past is now, and what is no date is a second."""
+
+    def seconds(text: str) -> float:
+        error = error_from_grpc(Code.UNAVAILABLE, "busy", {"retry-after": text}, target="proxy", model="m")
+        assert isinstance(error, e.Unavailable)
+        return error.retry_after_s
+
+    assert seconds(format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)) == pytest.approx(30, abs=3)
+    assert seconds("Sun, 06 Nov 1994 08:49:37 GMT") == 0.0
+    assert [seconds(text) for text in ("soon", "", "-5", "1.5", "Sun, 99 Nov 1994")] == [1.0] * 5
 
 
 @pytest.mark.parametrize(

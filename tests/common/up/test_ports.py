@@ -22,5 +22,5 @@ def test_a_fixed_port_in_use_is_named() -> None:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
         port = sock.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"port {port} \(b\) is in use"):
-            fixed(["a", "b"], port - 1)
+        with pytest.raises(ConfigError, match=rf"port {port} \(a\) is in use"):  # its neighbours may be taken too
+            fixed(["a", "b"], port)

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from common.up.supervisor import Backoff, Program, Supervisor
 
 QUICK = Backoff(first_s=0.01, longest_s=0.02, settled_s=60.0)
@@ -29,6 +31,12 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def sigterm_is_ignored(pid: int) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    mask = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn"))
+    return bool(mask >> (signal.SIGTERM - 1) & 1)
 
 
 async def test_a_child_that_dies_is_started_again_with_its_output_kept(tmp_path: Path) -> None:
@@ -72,14 +80,15 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_its_bound(tmp_path: 
     assert "is killed" in notes[0]
 
 
-async def test_a_killed_supervisor_takes_its_children_along(tmp_path: Path) -> None:
+async def test_a_killed_supervisor_takes_its_children_along_even_deaf_ones(tmp_path: Path) -> None:
     code = f"""
 import asyncio, sys
 from pathlib import Path
 from common.up.supervisor import Program, Supervisor
 async def main():
     async with Supervisor() as supervisor:
-        sleeper = (sys.executable, "-c", "import time; time.sleep(60)")
+        deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+        sleeper = (sys.executable, "-c", deaf)
         await supervisor.start(Program(name="c", argv=sleeper, log=Path({str(tmp_path)!r}) / "c.log"))
         print(supervisor.pid("c"), flush=True)
         await asyncio.sleep(60)
@@ -89,9 +98,43 @@ asyncio.run(main())
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert is_alive(pid)
+        command = Path(f"/proc/{pid}/cmdline")
+        await until(lambda: b"SIG_IGN" in command.read_bytes() and sigterm_is_ignored(pid))
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
     await until(lambda: not is_alive(pid), 5.0)
+
+
+async def test_a_child_that_cannot_be_started_again_is_tried_until_it_can(tmp_path: Path) -> None:
+    program, away = tmp_path / "program", tmp_path / "away"
+    program.write_text("#!/bin/sh\necho born\n")
+    program.chmod(0o700)
+    notes: list[str] = []
+    log = tmp_path / "p.log"
+    async with Supervisor(backoff=QUICK, on_note=notes.append) as supervisor:
+        await supervisor.start(Program(name="p", argv=(str(program),), log=log))
+        program.rename(away)
+        await until(lambda: sum("cannot be started" in note for note in notes) >= 2)
+        born = log.read_text().count("born")
+        away.rename(program)
+        await until(lambda: log.read_text().count("born") > born)
+
+
+async def test_a_log_keeps_within_its_bound_and_the_child_goes_on_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.up.supervisor._LOOK_S", 0.02)
+    log, kept = tmp_path / "chatty.log", tmp_path / "chatty.log.1"
+    code = "import time\nfor i in range(10**6): print('line', i, flush=True); time.sleep(0.0005)"
+    async with Supervisor(max_log_bytes=2000) as supervisor:
+        await supervisor.start(python("chatty", code, tmp_path))
+        await until(kept.exists)
+        first = kept.read_text()
+        await until(lambda: kept.read_text() not in ("", first))
+        await until(lambda: 0 < log.stat().st_size < 2000)
+    assert first.startswith("line 0\n")
+    assert "\0" not in log.read_text()  # appended, not written at the old place: no hole
+    assert kept.stat().st_size < 200_000
 
 
 def test_backoff_doubles_up_to_its_limit() -> None:

@@ -592,3 +592,27 @@ def test_a_hint_brings_the_news_before_the_interval_is_over(world: World, instal
     assert eventually(lambda: installer.serving == {"digits": "2"})
     assert len(world.events_of(PollDone)) == polls + 1
     agent.stop()
+
+
+def test_a_hint_of_what_is_known_is_heeded_while_something_is_left_to_do(
+    world: World, installer: FakeInstaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service dies after its metadata is read and before its slabs are: its hint on return says nothing new."""
+    world.publish(weights())
+    agent = world.agent(installer, min_gap_s=0.01)
+    known = Hint(timestamp_version=1, spread_ms=0)
+
+    def gone(_wants: object) -> None:
+        raise FetchError("slabs", "the connection broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.source, "fetch", gone)
+        assert not agent.run_once()
+    assert only(agent).next_try_s >= 0.5
+    agent.hint(known)
+    assert only(agent).next_try_s <= 0.01
+    assert agent.run_once()
+    next_try_s = only(agent).next_try_s
+    agent.hint(known)
+    assert only(agent).next_try_s == next_try_s
+    agent.close()
