@@ -6,6 +6,7 @@ that disconnects cancels its handler, and with it the call below.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
@@ -23,6 +24,7 @@ from common.serving.dataplane import DataPlane
 from common.serving.statistics import Statistics
 from common.transport import http_classify, oip, oip_config, oip_json, oip_statistics, openapi
 from common.transport.headers import REQUEST_ID, Said, joined, read_context, write_stamp
+from common.transport.http_infer import InferProtocol, infer
 from common.transport.listen import DRAIN_S, MAX_BODY_BYTES, Listening, cannot_listen
 from common.transport.status import status_of
 from common.transport.tenants import Caller, TenantOptions, Tenants, tenants_of
@@ -65,8 +67,9 @@ async def serve_http(
 
     `port` None: no TCP. `tenants`: whose keys are good. Raises `ConfigError` when an address cannot be had.
     """
+    keys = tenants_of(tenants)
     runner = web.AppRunner(
-        http_app(dataplane, metrics, statistics, tenants),
+        http_app(dataplane, metrics, statistics, keys),
         handler_cancellation=True,
         access_log=None,
         logger=_wire_log,
@@ -74,18 +77,31 @@ async def serve_http(
     )
     await runner.setup()
     _refuse_expectations(runner)
+    loop = asyncio.get_running_loop()
+    plain: set[InferProtocol] = set()  # connections that have only seen plain infer calls
+    listening: list[asyncio.Server] = []
     addresses: list[str] = []
     bound = 0
+
+    def connection() -> InferProtocol:
+        assert runner.server is not None
+        return InferProtocol(dataplane, keys, runner.server(), plain)
+
     try:
         if port is not None:
-            await _start(web.TCPSite(runner, host, port), f"{host}:{port}")
-            bound = runner.addresses[0][1]
+            listening.append(await _started(loop.create_server(connection, host, port), f"{host}:{port}"))
+            bound = listening[0].sockets[0].getsockname()[1]
             addresses.append(f"http://{f'[{host}]' if ':' in host else host}:{bound}")
         if uds is not None:
-            await _start(web.UnixSite(runner, uds), str(uds))
+            listening.append(await _started(loop.create_unix_server(connection, str(uds)), str(uds)))
             addresses.append(f"http+unix://{uds}")
         yield Listening(port=bound, addresses=tuple(addresses))
     finally:
+        for server in listening:
+            server.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                await asyncio.gather(*(one.drain() for one in list(plain)))
         await runner.cleanup()
         if uds is not None:
             uds.unlink(missing_ok=True)
@@ -95,9 +111,9 @@ def http_app(
     dataplane: DataPlane,
     metrics: Callable[[], bytes],
     statistics: Statistics | None,
-    tenants: Sequence[TenantOptions] = (),
+    tenants: Tenants,
 ) -> web.Application:
-    middlewares = [_errors_as_json, _with_caller(tenants_of(tenants))]
+    middlewares = [_errors_as_json, _with_caller(tenants)]
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
     routes = _Routes(dataplane, metrics, statistics)
     app.router.add_get("/v2", routes.server)
@@ -193,14 +209,11 @@ class _Routes:
         return _json({"model_stats": entries})
 
     async def infer(self, request: web.Request) -> web.Response:
-        body = oip_json.parse_infer(await request.read(), _all(request, oip_json.HEADER_LENGTH))
-        context = _context(request, body.id, body)
-        response = await self._dataplane.infer(body.request(request.match_info["model"], context))
-        content, headers = oip_json.render_infer(response, body)
+        data, (model, version) = await request.read(), _model(request)
+        headers = joined(request.headers.items())
+        content, stamp, form = await infer(self._dataplane, model, version or "", headers, data, request[_CALLER])
         answer = web.Response(
-            body=content,
-            headers=headers | write_stamp(response.stamp) | {REQUEST_ID: context.id},
-            zlib_executor_size=_COMPRESSED_HERE_BYTES,
+            body=content, headers=form | write_stamp(stamp), zlib_executor_size=_COMPRESSED_HERE_BYTES
         )
         if coding := _CODINGS.get(request.headers.get("Accept-Encoding", "").strip().lower()):
             answer.enable_compression(coding)
@@ -273,16 +286,9 @@ def _with_caller(tenants: Tenants) -> Any:
     return with_caller
 
 
-def _context(request: web.Request, request_id: str = "", body: oip.Body | None = None) -> Context:
-    said = Said(
-        id=request_id, version=request.match_info.get("version", ""), parameters=body.parameters if body else None
-    )
+def _context(request: web.Request) -> Context:
+    said = Said(version=request.match_info.get("version", ""))
     return read_context(joined(request.headers.items()), said, time.monotonic(), caller=request[_CALLER])
-
-
-def _all(request: web.Request, header: str) -> str | None:
-    """A header that may come once. Twice is not a choice of ours: both values together are none that is accepted."""
-    return ", ".join(request.headers.getall(header)) if header in request.headers else None
 
 
 def _model(request: web.Request) -> tuple[str, str | None]:
@@ -305,8 +311,8 @@ def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = Non
     )
 
 
-async def _start(site: web.BaseSite, address: str) -> None:
+async def _started(starting: Awaitable[asyncio.Server], address: str) -> asyncio.Server:
     try:
-        await site.start()
+        return await starting
     except OSError as exc:
         raise cannot_listen("http", address, exc) from exc

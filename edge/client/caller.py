@@ -62,6 +62,7 @@ class AsyncClient:
         self._api_key = _api_key(api_key)
         self._rotation = Rotation(self.endpoints)
         self._clients: dict[str, OipClient] = {}
+        self._looks: set[asyncio.Task[None]] = set()  # at nearer endpoints that had failed
         self._stack = AsyncExitStack()
         self._closed_because = "this client is not open: use it as `async with AsyncClient(...) as client`"
 
@@ -80,6 +81,9 @@ class AsyncClient:
     async def close(self) -> None:
         """Ends the calls in progress, too: each raises RuntimeError."""
         self._closed_because = CLOSED
+        for look in self._looks:
+            look.cancel()
+        await asyncio.gather(*self._looks, return_exceptions=True)
         await self._stack.aclose()
 
     async def infer(
@@ -148,6 +152,9 @@ class AsyncClient:
 
     async def _anywhere(self, call: Callable[[OipClient], Awaitable[T]]) -> T:
         """The first answer; each endpoint is tried once at most."""
+        if not self._closed_because and (address := self._rotation.due(time.monotonic())) is not None:
+            self._looks.add(look := asyncio.create_task(self._look(address), name=f"look-at-{address}"))
+            look.add_done_callback(self._looks.discard)
         tried: list[str] = []
         broken: TargetUnreachable | None = None
         while (address := self._rotation.choose(tried, time.monotonic())) is not None:
@@ -182,6 +189,17 @@ class AsyncClient:
             raise
         self._rotation.answered(address)
         return result
+
+    async def _look(self, address: str) -> None:
+        """A nearer endpoint that had failed is used again once it says that it is ready: no call pays for the try."""
+        try:
+            is_ready = await self._clients[address].server_ready(timeout_s=self.connect_s)
+        except OutriderError:
+            is_ready = False
+        if is_ready:
+            self._rotation.answered(address)
+        else:
+            self._rotation.failed(address, time.monotonic())
 
     async def _within(self, timeout_s: float, model: str, call: Awaitable[T]) -> T:
         """`OipClient` bounds each try; this bounds all of them together."""

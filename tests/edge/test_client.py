@@ -242,6 +242,23 @@ async def _load(client: AsyncClient, *, until: Callable[[], bool]) -> set[str]:
     return by
 
 
+async def test_a_node_that_comes_back_is_used_again(tmp_path: Path, bundle: Path) -> None:
+    models = (StaticModel(bundle=str(bundle), version="1"),)
+    uds = str(tmp_path / "near.sock")
+
+    def node(name: str, listen: ServerOptions) -> Node:
+        return Node(NodeConfig(name=name, cache=CacheOptions(enabled=False), models=models, server=listen))
+
+    async with (
+        node("far", ServerOptions(grpc_port=0)) as far,
+        AsyncClient([f"unix:{uds}", far.endpoint()["grpc"]]) as client,
+    ):
+        assert (await client.infer("linear", {"x": X})).by == "far"
+        async with node("near", ServerOptions(grpc_uds=uds)), asyncio.timeout(10):
+            while (await client.infer("linear", {"x": X})).by != "near":
+                await asyncio.sleep(0.05)
+
+
 async def test_with_every_endpoint_down_the_error_comes_quickly_and_names_them(tmp_path: Path) -> None:
     missing = f"unix:{tmp_path / 'missing.sock'}"
     with nobody() as down:
@@ -299,13 +316,29 @@ async def test_a_device_only_call_goes_to_the_first_endpoint_or_nowhere(tmp_path
 # --- which endpoint: the rules ---
 
 
-def test_the_rotation_starts_with_the_first_and_stays_with_what_works() -> None:
+def test_the_rotation_starts_with_the_first_and_goes_back_to_it_once_it_answers() -> None:
     rotation = Rotation(("a", "b", "c"))
     assert rotation.choose((), 0.0) == "a"
     rotation.failed("a", 0.0)
     assert rotation.choose(("a",), 0.0) == "b"
-    assert rotation.choose((), 100.0) == "b"  # also after the cool-off of a: b works
+    assert rotation.choose((), 100.0) == "b"  # also after the cool-off of a: b works, and nobody has heard of a
     assert rotation.choose(("a", "b", "c"), 100.0) is None
+    rotation.answered("a")
+    assert rotation.choose((), 100.0) == "a"
+
+
+def test_an_endpoint_that_failed_is_looked_at_by_one_at_a_time_and_only_where_it_is_nearer() -> None:
+    rotation = Rotation(("a", "b", "c"))
+    rotation.failed("c", 0.0)
+    assert rotation.due(50.0) is None
+    rotation.failed("a", 0.0)
+    assert rotation.due(0.9) is None
+    assert rotation.due(1.0) == "a"
+    assert rotation.due(1.0) is None
+    rotation.failed("a", 2.0)  # the look has found nothing
+    assert rotation.due(3.9) is None
+    assert rotation.due(4.0) == "a"
+    assert rotation.choose((), 4.0) == "b"  # calls do not wait for that
 
 
 def test_an_endpoint_that_failed_is_avoided_longer_each_time_and_for_a_bounded_time() -> None:

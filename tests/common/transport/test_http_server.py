@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from common.errors import ConfigError
 from common.telemetry.events import BatchDone
-from common.transport import http_server
+from common.transport import http_infer, http_server
 from common.transport.http_server import serve_http
 from tests.common.transport.conftest import Served
 from tests.common.transport.fakes import FakeTarget, plane
@@ -363,6 +363,7 @@ async def test_classify_of_a_model_without_classes_is_500(http: aiohttp.ClientSe
 
 async def test_body_over_the_limit_is_413(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(http_infer, "_MAX_BODY", 1000)
     async with serve_http(plane(FakeTarget()), drain_s=1.0) as server, aiohttp.ClientSession() as session:
         url = f"{server.addresses[0]}/v2/models/echo/infer"
         for headers, data in (({}, b"x" * 2000), ({"Content-Encoding": "gzip"}, gzip.compress(bytes(100_000)))):
