@@ -12,6 +12,7 @@ from cloud.config import CLOUD, WorkerConfig
 from common.serving.dataplane import DataPlane
 from common.serving.policy import Only
 from common.serving.router import Router
+from common.serving.state_folder import owned
 from common.telemetry.events import Hook, ignore
 from common.transport.process import ServingProcess
 from common.transport.servers import serve
@@ -34,6 +35,8 @@ class Worker(ServingProcess):
 
     async def _start(self, stack: AsyncExitStack) -> None:
         config, on_event = self.config, self.on_event
+        if config.state_dir:
+            stack.enter_context(owned(Path(config.state_dir), self.kind))
         self.local = await stack.enter_async_context(
             LocalServing(
                 CLOUD,
@@ -50,8 +53,7 @@ class Worker(ServingProcess):
             on_event=on_event,
             timeout_s=config.server.timeout_s,
         )
-        for model in config.models:
-            await self.local.serve_bundle(Path(model.bundle), model.version)
+        await self.local.serve_bundles(config.models)
         if config.sync is not None:
             folder = Path(config.state_dir) / "sync"
             self.agent = await stack.enter_async_context(

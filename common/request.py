@@ -106,6 +106,7 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     by: str = ""
     reason: Reason | None = None  # set when the answer left the edge
+    identity: str = ""  # of the engine in this process that answered (`LoadedEngine`); it does not travel
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True, eq=False):

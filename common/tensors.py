@@ -42,6 +42,8 @@ _NAMES = {dtype: name for name, dtype in _NUMPY.items()}
 _AS_THEY_ARE = frozenset(dtype for dtype in _NUMPY.values() if dtype.kind != "O")
 DATATYPES = tuple(_NUMPY)
 MAX_ELEMENTS = 1 << 40  # far over anything real; keeps shape products out of overflow
+MAX_BYTES_ELEMENTS = 1 << 20  # of one BYTES tensor in a message: each is an object of its own, looked at one by one
+_LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +150,19 @@ def element_count(shape: tuple[int, ...], where: str) -> int:
     return count
 
 
+def check_bytes_count(count: int, where: str) -> None:
+    """Raises `InvalidInput` for a BYTES tensor of more elements than one message may bring."""
+    if count > MAX_BYTES_ELEMENTS:
+        raise InvalidInput(where, f"{count} BYTES elements", f"at most {MAX_BYTES_ELEMENTS} in one tensor")
+
+
 def pack(array: Array) -> bytes:
     """Raw little-endian bytes of an array, row-major; BYTES elements are length-prefixed."""
     if array.dtype.kind in "OSU":
         parts: list[bytes] = []
         for element in array.ravel():
             data = element.encode() if isinstance(element, str) else element
-            parts += (struct.pack("<I", len(data)), data)
+            parts += (_LENGTH.pack(len(data)), data)
         return b"".join(parts)
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
 
@@ -181,14 +189,14 @@ def _unpack_bytes(data: memoryview, count: int, where: str) -> Array:
             where, f"{len(data)} bytes of data", f"at least {count * 4} bytes for {count} BYTES elements"
         )
     out = np.empty(count, dtype=object)
-    offset = 0
+    offset, end, length_at = 0, len(data), _LENGTH.unpack_from
     for i in range(count):
-        if offset + 4 > len(data):
+        if offset + 4 > end:
             raise InvalidInput(where, f"BYTES element {i} has no length prefix", "a uint32 length before each element")
-        (length,) = struct.unpack_from("<I", data, offset)
+        (length,) = length_at(data, offset)
         offset += 4
-        if length > len(data) - offset:
-            raise InvalidInput(where, f"BYTES element {i} says {length} bytes, {len(data) - offset} are left")
+        if length > end - offset:
+            raise InvalidInput(where, f"BYTES element {i} says {length} bytes, {end - offset} are left")
         out[i] = bytes(data[offset : offset + length])
         offset += length
     if offset != len(data):

@@ -33,7 +33,7 @@ class NodeConfig:
     cache: CacheOptions = field(default_factory=CacheOptions)  # answers kept on the disk
     models: tuple[StaticModel, ...] = ()  # bundles on this machine, served without the parameter path
     sync: SyncOptions | None = None  # the parameter path; none: nothing new arrives
-    max_queue_rows: int = 256  # 1..: most that wait for the device; more are refused, or answered by the cloud
+    max_queue_rows: int = 1024  # 1..: most that wait for the device; more are refused, or answered by the cloud
     drain_s: float = 10.0  # 0..600: for calls in progress to end after SIGTERM
 
     def __post_init__(self) -> None:

@@ -28,10 +28,10 @@ MAX_ANSWER_BYTES = 4 << 20
 BUSY_S = 0.25  # how long a statement waits for another process that holds the database
 
 _FILE = "cache.db"
-_MAGIC = b"OAC2"
+_MAGIC = b"OAC3"
 _CACHED_PAGES = 512  # 2 MiB in this process, for the library's 32: the kernel keeps the file's pages anyway
 _INLINE = 1 << 40  # diskcache moves larger values to files: none is
-_WAL_BYTES = 1 << 20
+_WAL_BYTES = 1 << 20  # when it is carried over into the database; of a small quota, a sixteenth
 _MY_TABLES = frozenset({"Cache", "Settings"})
 _FOREIGN = """
     DELETE FROM Cache WHERE NOT (
@@ -40,13 +40,13 @@ _FOREIGN = """
     )"""
 
 # By the order in which rows were written, which a clock that is set back cannot change. The library asks for ten at a
-# time until there is room: of large ones that would be far more than is needed.
+# time until there is room: of large ones that would be far more than is needed, so no more follow after 16 KiB.
 _OLDEST_FIRST = "oldest-rowid-first"
 diskcache.EVICTION_POLICY[_OLDEST_FIRST] = {
     "init": None,
     "get": None,
-    "cull": "SELECT {fields} FROM Cache ORDER BY rowid"
-    " LIMIT iif((SELECT length(value) FROM Cache ORDER BY rowid LIMIT 1) > 16384, 1, ?)",
+    "cull": "SELECT {fields} FROM (SELECT rowid, filename, sum(bytes) OVER (ORDER BY rowid) - bytes AS before"
+    " FROM (SELECT rowid, filename, length(value) AS bytes FROM Cache ORDER BY rowid LIMIT ?)) WHERE before < 16384",
 }
 
 
@@ -76,8 +76,10 @@ class AnswerRows:
 
     def __init__(self, folder: Path, quota_bytes: int, clock: BootClock) -> None:
         self._clock = clock
-        self._max_bytes = min(MAX_ANSWER_BYTES, quota_bytes // 4)
-        self.removed = _clean(folder / _FILE)
+        self._max_bytes = min(MAX_ANSWER_BYTES, quota_bytes // 7)
+        wal_bytes = min(_WAL_BYTES, quota_bytes // 16)
+        self._path = folder / _FILE
+        self.removed = _clean(self._path)
         self._rows = diskcache.Cache(
             str(folder),
             timeout=BUSY_S,
@@ -85,25 +87,25 @@ class AnswerRows:
             disk_min_file_size=_INLINE,
             eviction_policy=_OLDEST_FIRST,
             cull_limit=0,  # `write` makes room for as much as it added
-            size_limit=max(quota_bytes - 2 * _WAL_BYTES, quota_bytes // 2),
+            size_limit=quota_bytes - 2 * wal_bytes - self._max_bytes,
             statistics=0,
             sqlite_synchronous=0,
             sqlite_cache_size=_CACHED_PAGES,
             sqlite_mmap_size=0,  # a file that somebody cuts short under a mapping would end the process
-            sqlite_wal_autocheckpoint=_WAL_BYTES // 4096,
-            sqlite_journal_size_limit=_WAL_BYTES,
+            sqlite_wal_autocheckpoint=wal_bytes // 4096,
+            sqlite_journal_size_limit=wal_bytes,
         )
 
     def close(self) -> None:
         self._rows.close()
 
-    def read(self, key: str, model: str, version: str, ttl_s: float) -> Found | None:
-        """The answer under `key`, which is for this model and version, if it is younger than `ttl_s`."""
+    def read(self, key: str, model: str, version: str, ttl_s: float, identity: str = "") -> Found | None:
+        """The answer under `key`, which is for this model, version and identity, if it is younger than `ttl_s`."""
         try:
             data = self._rows.get(key)
             if data is None:
                 return None
-            written, outputs = _decode(data, key, model, version)
+            written, outputs = _decode(data, (key, model, version, identity))
         except (BadRow, OutriderError, ValueError, LookupError, struct.error) as exc:
             self._rows.delete(key)
             raise BadRow(str(exc)) from exc
@@ -113,8 +115,14 @@ class AnswerRows:
         self._rows.delete(key)
         return None
 
+    def keys_after(self, key: str, limit: int) -> list[str]:
+        """The next ones in their order; a page at a time, each by itself, so that no long read holds the WAL."""
+        page = "SELECT key FROM Cache WHERE key > ? AND typeof(key) IS 'text' ORDER BY key LIMIT ?"
+        with contextlib.closing(sqlite3.connect(self._path, timeout=BUSY_S)) as db:
+            return [key for (key,) in db.execute(page, (key, limit))]
+
     def write(self, key: str, response: Response) -> None:
-        """Nothing where the answer is larger than a quarter of the quota, or than `MAX_ANSWER_BYTES`."""
+        """Nothing where the answer is larger than a seventh of the quota, or than `MAX_ANSWER_BYTES`."""
         try:
             data = _encode(response, key, self._clock.moment())
         except (OutriderError, ValueError, TypeError, LookupError) as exc:
@@ -212,6 +220,7 @@ class _Header:
     key: str
     model: str
     version: str
+    identity: str
     written: Moment
     tensors: tuple[_Tensor, ...]
 
@@ -224,19 +233,22 @@ def _encode(response: Response, key: str, now: Moment) -> bytes:
         for (name, array), part in zip(response.outputs.items(), parts, strict=True)
     )
     stamp = response.stamp
-    header = to_json(_Header(key=key, model=stamp.model, version=stamp.version, written=now, tensors=tensors))
-    body = b"".join((struct.pack("<I", len(header)), header, *parts))
+    header = _Header(
+        key=key, model=stamp.model, version=stamp.version, identity=stamp.identity, written=now, tensors=tensors
+    )
+    text = to_json(header)
+    body = b"".join((struct.pack("<I", len(text)), text, *parts))
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def _decode(data: bytes, key: str, model: str, version: str) -> tuple[Moment, Tensors]:
-    """When the answer was written, and its outputs."""
+def _decode(data: bytes, whose: tuple[str, str, str, str]) -> tuple[Moment, Tensors]:
+    """When the answer was written, and its outputs. `whose`: key, model, version, identity."""
     if data[:4] != _MAGIC or hashlib.sha256(data[36:]).digest() != data[4:36]:
         raise BadRow("digest does not match")
     (length,) = struct.unpack_from("<I", data, 36)
     offset = 40 + length
     header = from_json(data[40:offset], _Header, "cached answer")
-    if (header.key, header.model, header.version) != (key, model, version):
+    if (header.key, header.model, header.version, header.identity) != whose:
         raise BadRow("the answer to another request")
     outputs = {}
     for tensor in header.tensors:

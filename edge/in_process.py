@@ -1,4 +1,4 @@
-"""A call from this very process, checked as the transports check one from outside: the border of `Node.infer`.
+"""A call's arguments, checked as the transports check one from outside: the border of `Node.infer` and of the client.
 
 What is wrong is an `InvalidInput` that names the argument. Above all nothing may pass for less than it says: a privacy
 that is not understood is refused, never taken for none.
@@ -34,14 +34,15 @@ def checked_request(
 
     This is in every call's way: what has plainly the right type is not looked at further.
     """
+    name, version = checked_model(model, pin, "pin")
     return Request(
         context=Context(
             priority=priority if type(priority) is Priority else _priority(priority),
             privacy=privacy if type(privacy) is Privacy else _privacy(privacy),
-            pin=None if pin is None else _text(pin, "pin") or None,
-            deadline=time.monotonic() + _seconds(timeout_s),
+            pin=version,
+            deadline=time.monotonic() + checked_seconds(timeout_s),
         ),
-        model=_text(model, "model"),
+        model=name,
         inputs={
             _text(name, "inputs"): value if is_plain(value) else as_tensor(value, f"inputs[{name!r}]")
             for name, value in _mapping(inputs, "inputs", "arrays by input name").items()
@@ -50,6 +51,22 @@ def checked_request(
         classes=oip.checked_classes(classes, "classes"),
         parameters={} if parameters is None else _parameters(parameters),
     )
+
+
+def checked_model(model: object, version: object, where: str) -> tuple[str, str | None]:
+    """A model and perhaps a version (the argument `where`). Raises `InvalidInput`, `NotFound` for what can be none."""
+    name, pin = _text(model, "model"), "" if version is None else _text(version, where)
+    oip.check_model(name, pin)
+    return name, pin or None
+
+
+def checked_seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise InvalidInput("timeout_s", f"{value!r:.80} is no duration", "seconds; math.inf: no deadline")
+    try:
+        return float(value)
+    except OverflowError:  # an integer that is no float: as good as none, or long past
+        return math.copysign(math.inf, value > 0 or -1)
 
 
 def _text(value: object, where: str) -> str:
@@ -71,14 +88,8 @@ def _names(value: object) -> tuple[str, ...]:
         raise InvalidInput("outputs", f"of type {type(value).__name__}", "a tuple of output names")
     names: list[str] = []
     for name in value:
-        names.append(oip.checked_name(name, "outputs", names))
+        names.append(oip.checked_name(_text(name, "outputs"), "outputs", names))
     return tuple(names)
-
-
-def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise InvalidInput("timeout_s", f"{value!r:.80} is no duration", "seconds; math.inf: no deadline")
-    return value
 
 
 def _priority(value: object) -> Priority:

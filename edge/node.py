@@ -15,6 +15,7 @@ from common.request import Parameter, Priority, Privacy, Response
 from common.serving.breaker import TargetBreakers
 from common.serving.dataplane import DataPlane
 from common.serving.router import Router
+from common.serving.state_folder import owned
 from common.serving.target import Target
 from common.telemetry.events import Hook, ignore
 from common.tensors import Tensors
@@ -78,6 +79,8 @@ class Node(ServingProcess):
 
     async def _start(self, stack: AsyncExitStack) -> None:
         config, enter = self.config, stack.enter_async_context
+        if config.state_dir:
+            stack.enter_context(owned(Path(config.state_dir), self.kind))
         self.local = local = await enter(
             LocalServing(
                 EDGE, config.engine, by=config.name, max_queue_rows=config.max_queue_rows, on_event=self.on_event
@@ -105,8 +108,7 @@ class Node(ServingProcess):
             is_ready=lambda: client is not None or any(map(local.repository.current, local.repository.models())),
             timeout_s=config.server.timeout_s,
         )
-        for model in config.models:
-            await local.serve_bundle(Path(model.bundle), model.version)
+        await local.serve_bundles(config.models)
         if config.sync is not None:
             self.agent = await enter(
                 running_agent(

@@ -6,6 +6,7 @@ The node's and the worker's `Installer` (the parameter path hands it staged fold
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,8 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from common.bundle import Bundle, ModelConfig, Variant
-from common.errors import EngineError, OutriderError
+from common.bundle import Bundle, ModelConfig, Variant, files_of
+from common.errors import BundleError, EngineError, OutriderError
 from common.images import normalize
 from common.serving.engine import Batch
 from common.serving.repository import Installed, Repository
@@ -71,6 +72,7 @@ class Opener:
             factories=self._options.factories,
             drill=self._options.synthetic.get(config.name, Drill()),
         )
+        identity = _identity(bundle, installed, request)
         engine = engines.open_engine(installed.engine, request)
         try:
             latency = engine.warm()
@@ -78,7 +80,12 @@ class Opener:
             engine.close()
             raise EngineError(config.name, f"does not run: {exc}") from exc
         return LoadedEngine(
-            engine=engine, config=config, version=installed.version, labels=bundle.labels(), latency=latency
+            engine=engine,
+            config=config,
+            version=installed.version,
+            labels=bundle.labels(),
+            latency=latency,
+            identity=identity,
         )
 
     def _limited(self, config: ModelConfig) -> ModelConfig:
@@ -163,6 +170,23 @@ class EngineInstaller:
     def discard(self, prepared: Prepared) -> None:
         prepared.loaded.engine.close()
         self._repository.stop_building(prepared.installed.model)
+
+
+def _identity(bundle: Bundle, installed: Installed, request: EngineRequest) -> str:
+    """SHA-256 (hex) over all that an answer depends on: the engine, `bundle.json`, labels, and the variant's files."""
+    whole = hashlib.sha256(repr((installed.engine, request.factories.get(request.config.name))).encode())
+    for name in files_of(bundle.spec, bundle.variant(installed.variant), installed.engine):
+        if name != bundle.spec.golden.file:
+            whole.update(_file_digest(bundle.file(name)))
+    return whole.hexdigest()
+
+
+def _file_digest(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError as exc:
+        raise BundleError(str(path), f"cannot be read: {exc.strerror}") from exc
 
 
 def _run_golden(loaded: LoadedEngine, golden: Mapping[str, Array]) -> dict[str, Array]:

@@ -6,12 +6,13 @@ The part that a node and a worker have in common; each adds its own router, tran
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.bundle import Bundle
-from common.errors import BundleError, IncompatibleRelease
+from common.errors import BundleError, ConfigError, IncompatibleRelease
 from common.serving.device import Device
 from common.serving.local import LocalTarget
 from common.serving.repository import Installed, Repository
@@ -55,6 +56,18 @@ class LocalServing:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    async def serve_bundles(self, models: Sequence[StaticModel]) -> None:
+        """Those of a configuration. Raises `ConfigError` where two of them are one model."""
+        folders: dict[str, str] = {}
+        for at, model in enumerate(models):
+            name = Bundle.open(Path(model.bundle)).spec.model.name
+            if name in folders:
+                problem = f"{model.bundle} is model {name!r}, and so is {folders[name]}"
+                raise ConfigError("models", f"[{at}].bundle", problem, "each model once")
+            folders[name] = model.bundle
+        for model in models:
+            await self.serve_bundle(Path(model.bundle), model.version)
 
     async def serve_bundle(self, folder: Path, version: str) -> None:
         """Serves a bundle folder that lies on this machine, behind the same golden gate as a release."""

@@ -72,10 +72,13 @@ def request_digest(request: Request) -> bytes:
     return _digest("outrider request 1", *parts)
 
 
-def cache_key(request: Request, version: str, digest: bytes, *, is_public: bool) -> str:
-    """SHA-256 (hex) over who asks, whom, and `request_digest`. A public answer is the same whoever asks."""
+def cache_key(request: Request, version: str, digest: bytes, *, is_public: bool, identity: str = "") -> str:
+    """SHA-256 (hex) over who asks, whom, and `request_digest`. A public answer is the same whoever asks.
+
+    `identity`: that of the engine here whose answer it is; empty for an answer from elsewhere.
+    """
     tenant = "" if is_public else f"tenant:{request.context.tenant}"
-    return _digest("outrider answer 1", tenant, request.model, version, digest).hex()
+    return _digest("outrider answer 2", tenant, request.model, version, identity, digest).hex()
 
 
 def _digest(*parts: bytes | str) -> bytes:

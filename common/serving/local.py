@@ -45,7 +45,13 @@ class LocalTarget:
         outputs = await self._device.run(lease, inputs, rows, request.context)
         return Response(
             outputs=answer_tensors(outputs, request, loaded),
-            stamp=Stamp(target=self.name, model=request.model, version=loaded.version, by=self._by),
+            stamp=Stamp(
+                target=self.name,
+                model=request.model,
+                version=loaded.version,
+                by=self._by,
+                identity=loaded.identity,
+            ),
         )
 
     async def _inputs(self, request: Request, config: ModelConfig, rows: int) -> Tensors:

@@ -14,6 +14,7 @@ from common.clock import Clock, SystemClock
 from common.errors import (
     DeadlineExceeded,
     EngineError,
+    InvalidRequest,
     ModelNotReady,
     NotFound,
     OutriderError,
@@ -68,8 +69,8 @@ class Router:
         for step in plan.steps:
             if step.target.name in tried:
                 continue
-            if failed is not None and not self._breakers.may_retry(failed):
-                break
+            if failed is not None and not step.stays and not self._breakers.may_retry(failed):
+                break  # the way home is no retry: it costs whoever failed nothing
             if not self._breakers.allows(step.target.name, request.model, request.context.priority, now):
                 moved_on = Reason.BREAKER_OPEN
                 continue
@@ -81,7 +82,8 @@ class Router:
                 moved_on = _reason_to_go_on(exc)
                 if moved_on is None and not isinstance(exc, NotFound):
                     raise
-                self._report(request, step.target, exc)
+                if not isinstance(exc, NotFound | InvalidRequest):  # an answer, if one that the caller does not like
+                    self._report(request, step.target, exc)
                 failed = exc if failed is None or not isinstance(exc, NotFound) else failed
         raise failed or self._all_open(request, plan)
 

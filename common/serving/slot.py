@@ -26,6 +26,7 @@ class LoadedEngine:
     version: str
     labels: tuple[str, ...]
     latency: LatencyModel
+    identity: str = ""  # digest of the files that answer: a version's name may be used again for others
     accepts: Accepts = field(init=False)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 from typing import Literal, TextIO
@@ -20,6 +21,8 @@ Form = Literal["json", "text"]
 
 _EVERY_S = 1.0
 _MAX_KEYS = 1024
+_MAX_TEXT = 2000  # characters of a field
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _log = logging.getLogger("outrider")
 
 
@@ -44,7 +47,7 @@ class EventLog(KindHook):
 
     def limited(self, message: str, level: int, *, key: tuple[str, ...] = (), **fields: object) -> None:
         """Logs at most once a second for the same message and key; says how many were left out."""
-        now = self._clock.monotonic()
+        now, key = self._clock.monotonic(), tuple(map(_cut, key))
         if len(self._last) >= _MAX_KEYS:
             self._last.clear()
         last, left_out = self._last.get((message, *key), (-_EVERY_S, 0))
@@ -102,8 +105,17 @@ class _Text(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
         line = super().formatMessage(record) + "".join(f" {k}={v}" for k, v in _fields(record).items())
-        return line.replace("\n", "\\n").replace("\r", "\\r")  # a value cannot start a line of its own
+        return _CONTROL.sub(_escaped, line)  # a value cannot start a line of its own, or speak to a terminal
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    return getattr(record, "fields", {})
+    fields: dict[str, object] = getattr(record, "fields", {})
+    return {name: _cut(value) if isinstance(value, str) else value for name, value in fields.items()}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()

@@ -35,6 +35,7 @@ Measure = Callable[..., None]  # (value, *labels)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 _MAX_UNSERVED = 256  # model names that only failed calls named: a stranger can make up any number of them
+_MAX_LABEL = 255  # characters; a second guard behind the borders, which take no longer names
 OTHER = "other"
 
 
@@ -123,16 +124,21 @@ class Metrics(KindHook):
 
     def _answered(self, model: str) -> str:
         """The label of a model that was served here: always its own name."""
-        self._served.add(model)
+        self._served.add(model := _label(model))
         return model
 
     def _failed(self, model: str) -> str:
         """The label of a model that a call named, whether it exists or not: bounded, then `OTHER`."""
+        model = _label(model)
         if model not in self._served and model not in self._unserved:
             if len(self._unserved) >= _MAX_UNSERVED:
                 return OTHER
             self._unserved.add(model)
         return model
+
+
+def _label(text: str) -> str:
+    return text if len(text) <= _MAX_LABEL else text[:_MAX_LABEL]
 
 
 class _Cell:
@@ -161,7 +167,7 @@ class _Values(Collector):
             self.cell()
 
     def cell(self, *labels: str) -> _Cell:
-        return self._cells.get(labels) or self._cells.setdefault(labels, _Cell())
+        return self._cells.get(labels) or self._cells.setdefault(tuple(map(_label, labels)), _Cell())
 
     def add(self, amount: float, *labels: str) -> None:
         self.cell(*labels).add(amount)
@@ -203,7 +209,7 @@ class _Histogram(Collector):
         self._cells: dict[tuple[str, ...], _Buckets] = {}
 
     def cell(self, *labels: str) -> _Buckets:
-        return self._cells.get(labels) or self._cells.setdefault(labels, _Buckets(self._bounds))
+        return self._cells.get(labels) or self._cells.setdefault(tuple(map(_label, labels)), _Buckets(self._bounds))
 
     def observe(self, value: float, *labels: str) -> None:
         self.cell(*labels).observe(value)

@@ -24,9 +24,12 @@ from common.serving.statistics import Statistics
 from common.transport import oip, oip_grpc, oip_statistics
 from common.transport.headers import REQUEST_ID, Said, joined, read_context, write_stamp
 from common.transport.listen import DRAIN_S, MAX_BODY_BYTES, Listening, cannot_listen
+from common.transport.off_loop import off_loop
 from common.transport.proto import oip_pb2 as pb
+from common.transport.sizes import is_long_answer, is_long_message
 from common.transport.status import Status, status_of
 from common.transport.tenants import CREDENTIALS, Caller, TenantOptions, Tenants, tenants_of
+from common.transport.unix_socket import SocketFile, claim
 
 _log = logging.getLogger(__name__)
 _NO_DEADLINE_S = 10 * 365 * 86400.0  # gRPC says "none" as a very far one
@@ -72,13 +75,16 @@ async def serve_grpc(
         name = f"[{host}]" if ":" in host else host
         bound = _bind(server, f"{name}:{port}")
         addresses.append(f"{name}:{bound}")
+    file: SocketFile | None = None
     if uds is not None:
-        _bind(server, f"unix:{uds}")
+        file = claim("grpc", uds, lambda own: _bind(server, f"unix:{own}", f"unix:{uds}"))
         addresses.append(f"unix:{uds}")
     await server.start()
     try:
         yield Listening(port=bound, addresses=tuple(addresses))
     finally:
+        if file is not None:
+            file.remove()
         await server.stop(drain_s)
 
 
@@ -103,18 +109,22 @@ class _Service:
         )
 
     async def model_ready(self, request: Any, _call: Any) -> Any:
+        oip.check_model(request.name, request.version)
         is_ready = await self._dataplane.catalog.is_model_ready(request.name, request.version or None)
         return pb.ModelReadyResponse(ready=is_ready)
 
     async def model(self, request: Any, _call: Any) -> Any:
+        oip.check_model(request.name, request.version)
         metadata = await self._dataplane.catalog.metadata(request.name, request.version or None)
         return oip_grpc.render_metadata(metadata)
 
     async def model_config(self, request: Any, _call: Any) -> Any:
+        oip.check_model(request.name, request.version)
         metadata = await self._dataplane.catalog.metadata(request.name, request.version or None)
         return oip_grpc.render_config(metadata)
 
     async def statistics(self, request: Any, _call: Any) -> Any:
+        oip.check_model(request.name, request.version)
         entries = await oip_statistics.read(
             self._dataplane.catalog, self._statistics, request.name, request.version or None
         )
@@ -134,34 +144,42 @@ class _Service:
         except Unauthenticated as exc:
             await _abort(call, _status("ModelStreamInfer", exc))
         async for data in messages:
+            request_id = ""
             try:
                 request = oip_grpc.parse_message(pb.ModelInferRequest, data)
+                request_id = request.id
                 answer, _ = await self._answer(request, metadata, caller, _remaining_s(call))
                 reply = oip_grpc.render_stream(answer)
             except Exception as exc:
-                reply = pb.ModelStreamInferResponse(error_message=_status("ModelStreamInfer", exc).text)
+                reply = oip_grpc.render_stream_error(_status("ModelStreamInfer", exc).text, request_id)
             yield reply
 
     async def _answer(
         self, request: Any, metadata: dict[str, str], caller: Caller, remaining_s: float
     ) -> tuple[Any, dict[str, str]]:
         """The answer to one infer request, and what goes beside it."""
-        body = oip_grpc.parse_infer(request)
+        parse, render = oip_grpc.parse_infer, oip_grpc.render_infer
+        body = await off_loop(parse, request) if is_long_message(request) else parse(request)
         said = Said(id=body.id, version=request.model_version, parameters=body.parameters, remaining_s=remaining_s)
         context = read_context(metadata, said, time.monotonic(), caller=caller)
+        oip.check_model(request.model_name, context.pin or "")
         response = await self._dataplane.infer(body.request(request.model_name, context))
-        return oip_grpc.render_infer(response, body.id), write_stamp(response.stamp) | {REQUEST_ID: context.id}
+        is_long = is_long_answer(response)
+        answer = await off_loop(render, response, body.id) if is_long else render(response, body.id)
+        return answer, write_stamp(response.stamp) | {REQUEST_ID: context.id}
 
     async def index(self, request: Any, _call: Any) -> Any:
         index = await self._dataplane.catalog.index()
         return oip_grpc.render_index(m for m in index if not request.ready or m.state is ModelState.READY)
 
     async def load(self, request: Any, _call: Any) -> Any:
+        oip.check_model(request.model_name)
         oip.refuse_load_parameters(request.parameters)
         await self._dataplane.load(request.model_name)
         return pb.RepositoryModelLoadResponse()
 
     async def unload(self, request: Any, _call: Any) -> Any:
+        oip.check_model(request.model_name)
         await self._dataplane.catalog.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
@@ -272,11 +290,11 @@ def _cause(address: str) -> OSError:
     return OSError("refused")
 
 
-def _bind(server: Any, address: str) -> int:
+def _bind(server: Any, address: str, shown: str = "") -> int:
     try:
         port = int(server.add_insecure_port(address))
     except RuntimeError as exc:
-        raise cannot_listen("grpc", address, _cause(address)) from exc
+        raise cannot_listen("grpc", shown or address, _cause(address)) from exc
     if port == 0:
-        raise cannot_listen("grpc", address, OSError("refused"))
+        raise cannot_listen("grpc", shown or address, OSError("refused"))
     return port

@@ -6,16 +6,17 @@ Owns reading the pictures of an upload and writing the answer. The input is alwa
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
-from aiohttp import BodyPartReader, web
+from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from common.errors import EngineError, InvalidInput
 from common.request import IMAGE, Context, Request, Response
 from common.transport import oip
-from common.transport.listen import MAX_BODY_BYTES
+from common.transport.http_body import CHUNK_BYTES, heard, open_body, read_body
 
 DEFAULT_TOP = 5
 MAX_PICTURES = 1024
@@ -27,7 +28,7 @@ async def read_pictures(request: web.Request) -> list[bytes]:
     if request.content_type == "multipart/form-data":
         return await _read_form(request)
     if request.content_type in PICTURES:
-        return [await request.read()]
+        return [await read_body(request)]
     raise InvalidInput(
         "Content-Type",
         repr(request.content_type),
@@ -71,14 +72,19 @@ async def _read_form(request: web.Request) -> list[bytes]:
     pictures: list[bytes] = []
     size = 0
     try:
-        async for part in await request.multipart():
+        form = MultipartReader(request.headers, await open_body(request))
+        while (part := await heard(form.next())) is not None:
             if not isinstance(part, BodyPartReader) or part.name != IMAGE:
                 name = part.name if isinstance(part, BodyPartReader) else "nested parts"
                 raise InvalidInput("form", f"a field named {str(name)[:80]!r}", _FORM)
-            pictures.append(bytes(await part.read()))
-            size += len(pictures[-1])
-            if size > MAX_BODY_BYTES:
-                raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, size)
+            picture = bytearray()
+            while not part.at_eof():
+                picture += await heard(part.read_chunk(CHUNK_BYTES))
+                if size + len(picture) > request.client_max_size:
+                    raise web.HTTPRequestEntityTooLarge(request.client_max_size, size + len(picture))
+                await asyncio.sleep(0)  # what has arrived (or was inflated) is not read in one go
+            pictures.append(bytes(picture))
+            size += len(picture)
             if len(pictures) > MAX_PICTURES:
                 raise InvalidInput("form", f"more than {MAX_PICTURES} pictures", f"at most {MAX_PICTURES} in a call")
     except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as exc:

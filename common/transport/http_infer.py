@@ -13,6 +13,7 @@ import email.utils
 import functools
 import logging
 import re
+import select
 import socket
 import time
 from collections.abc import Mapping
@@ -23,15 +24,18 @@ import msgspec
 
 from common.request import Stamp
 from common.serving.dataplane import DataPlane
-from common.transport import oip_json
+from common.transport import oip, oip_json
 from common.transport.headers import REQUEST_ID, Said, read_context, write_stamp
+from common.transport.off_loop import off_loop
+from common.transport.sizes import is_long_answer, is_long_body
 from common.transport.status import status_of
 from common.transport.tenants import Caller, Tenants
 
 _log = logging.getLogger(__name__)
 
 _MAX_HEAD, _MAX_BODY = 2 << 10, 256 << 10  # bytes; a larger call has other costs than the framework's
-_MAX_AHEAD = 64 << 10  # of the next requests while one is answered
+_MAX_AHEAD = 2 << 20  # of the next requests while one is answered; the rest waits where it is
+_LOOK_S = 0.05  # between two looks whether a caller who is not read from has left
 _IDLE_S = 75.0  # after which a connection that says nothing is closed, as aiohttp's are
 _START = re.compile(
     rb"POST /v2/models/([A-Za-z0-9_][A-Za-z0-9_.-]*)(?:/versions/([A-Za-z0-9_][A-Za-z0-9_.-]*))?/infer HTTP/1\.1"
@@ -57,11 +61,14 @@ async def infer(
 ) -> tuple[bytes, Stamp, dict[str, str]]:
     """One infer call: the answer's body, its stamp, and the headers beside the stamp's. The names in `headers` are in
     lower case. Raises the errors of `common.errors`."""
-    body = oip_json.parse_infer(data, headers.get(oip_json.HEADER_LENGTH.lower()))
+    size, parse, render = headers.get(oip_json.HEADER_LENGTH.lower()), oip_json.parse_infer, oip_json.render_infer
+    body = await off_loop(parse, data, size) if is_long_body(data, size) else parse(data, size)
     said = Said(id=body.id, version=version, parameters=body.parameters)
     context = read_context(headers, said, time.monotonic(), caller=caller)
+    oip.check_model(model, context.pin or "")
     response = await dataplane.infer(body.request(model, context))
-    content, form = oip_json.render_infer(response, body)
+    is_long = is_long_answer(response)
+    content, form = await off_loop(render, response, body) if is_long else render(response, body)
     return content, response.stamp, form | {REQUEST_ID: context.id}
 
 
@@ -77,7 +84,7 @@ class InferProtocol(asyncio.Protocol):
         self._data = b""
         self._call: asyncio.Task[None] | None = None
         self._is_writable = True
-        self._is_reading = True
+        self._watch: asyncio.TimerHandle | None = None  # set while reading is paused
 
     # --- asyncio.Protocol ---
 
@@ -102,11 +109,11 @@ class InferProtocol(asyncio.Protocol):
             return
         self._heard_at = self._loop.time()
         self._data = self._data + data if self._data else data
-        if self._call is None:
+        if self._call is None and self._is_writable:
             self._next()
-        elif len(self._data) > _MAX_AHEAD and self._is_reading:
-            self._is_reading = False
+        elif len(self._data) > _MAX_AHEAD and self._watch is None:
             self._transport.pause_reading()
+            self._look()
 
     def eof_received(self) -> bool | None:
         return self._rest.eof_received()
@@ -119,7 +126,7 @@ class InferProtocol(asyncio.Protocol):
         self._is_writable = True
         self._rest.resume_writing()
         if self._call is None and self in self._connections:
-            self._next()
+            self._go_on()
 
     # --- the short way ---
 
@@ -132,9 +139,9 @@ class InferProtocol(asyncio.Protocol):
     def _next(self) -> None:
         """Starts the next call, where one has arrived whole."""
         data = self._data
-        if not data or not self._is_writable:
-            return
         end = data.find(b"\r\n\r\n", 0, _MAX_HEAD)
+        if end < 0 and len(data) < _MAX_HEAD:
+            return  # an incomplete head waits here, where it is given up in time
         head = _head(data[:end]) if end > 0 else None
         if head is None:
             self._hand_over()
@@ -154,10 +161,23 @@ class InferProtocol(asyncio.Protocol):
             parts = _refusal(exc, head.model)
         self._transport.write(b"".join(parts))
         self._call = None
-        if not self._is_reading:
-            self._is_reading = True
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._is_writable:
+            return
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
             self._transport.resume_reading()
         self._next()
+
+    def _look(self) -> None:
+        """A connection that is not read from does not say that it has ended: the kernel knows."""
+        if _has_left(self._transport):
+            self._transport.abort()
+        else:
+            self._watch = self._loop.call_later(_LOOK_S, self._look)
 
     def _hand_over(self) -> None:
         self._leave()
@@ -167,6 +187,8 @@ class InferProtocol(asyncio.Protocol):
     def _leave(self) -> None:
         self._connections.discard(self)
         self._timer.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
 
     def _close_idle(self) -> None:
         left_s = self._heard_at + _IDLE_S - self._loop.time()
@@ -174,6 +196,12 @@ class InferProtocol(asyncio.Protocol):
             self._transport.close()
         else:
             self._timer = self._loop.call_later(max(left_s, 1.0), self._close_idle)
+
+
+def _has_left(transport: asyncio.Transport) -> bool:
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 @functools.lru_cache(maxsize=512)  # a client's requests differ in their bodies

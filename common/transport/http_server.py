@@ -18,20 +18,24 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from common.errors import ConfigError
 from common.request import Context
 from common.serving.catalog import ModelState
 from common.serving.dataplane import DataPlane
 from common.serving.statistics import Statistics
 from common.transport import http_classify, oip, oip_config, oip_json, oip_statistics, openapi
 from common.transport.headers import REQUEST_ID, Said, joined, read_context, write_stamp
+from common.transport.http_body import read_body
 from common.transport.http_infer import InferProtocol, infer
 from common.transport.listen import DRAIN_S, MAX_BODY_BYTES, Listening, cannot_listen
 from common.transport.status import status_of
 from common.transport.tenants import Caller, TenantOptions, Tenants, tenants_of
+from common.transport.unix_socket import SocketFile, claim
 
 _log = logging.getLogger(__name__)
 _wire_log = logging.getLogger(f"{__name__}.wire")
 _CONTINUE = "100-continue"
+_BACKLOG = 100  # as asyncio's
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Tensors compress badly and at a price, so only who names one coding gets it: that is a wish, and what stock clients
 # send for it. A list of codings is what HTTP libraries send by themselves.
@@ -71,6 +75,7 @@ async def serve_http(
     runner = web.AppRunner(
         http_app(dataplane, metrics, statistics, keys),
         handler_cancellation=True,
+        auto_decompress=False,  # `http_body` does, within limits
         access_log=None,
         logger=_wire_log,
         shutdown_timeout=drain_s,
@@ -82,6 +87,7 @@ async def serve_http(
     listening: list[asyncio.Server] = []
     addresses: list[str] = []
     bound = 0
+    file: SocketFile | None = None
 
     def connection() -> InferProtocol:
         assert runner.server is not None
@@ -93,18 +99,19 @@ async def serve_http(
             bound = listening[0].sockets[0].getsockname()[1]
             addresses.append(f"http://{f'[{host}]' if ':' in host else host}:{bound}")
         if uds is not None:
-            listening.append(await _started(loop.create_unix_server(connection, str(uds)), str(uds)))
+            sock, file = _unix_socket(uds)
+            listening.append(await _started(loop.create_unix_server(connection, sock=sock), str(uds)))
             addresses.append(f"http+unix://{uds}")
         yield Listening(port=bound, addresses=tuple(addresses))
     finally:
+        if file is not None:
+            file.remove()
         for server in listening:
             server.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
                 await asyncio.gather(*(one.drain() for one in list(plain)))
         await runner.cleanup()
-        if uds is not None:
-            uds.unlink(missing_ok=True)
 
 
 def http_app(
@@ -113,7 +120,7 @@ def http_app(
     statistics: Statistics | None,
     tenants: Tenants,
 ) -> web.Application:
-    middlewares = [_errors_as_json, _with_caller(tenants)]
+    middlewares = [_errors_as_json, _with_caller(tenants), _possible_names]
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
     routes = _Routes(dataplane, metrics, statistics)
     app.router.add_get("/v2", routes.server)
@@ -209,7 +216,7 @@ class _Routes:
         return _json({"model_stats": entries})
 
     async def infer(self, request: web.Request) -> web.Response:
-        data, (model, version) = await request.read(), _model(request)
+        data, (model, version) = await read_body(request), _model(request)
         headers = joined(request.headers.items())
         content, stamp, form = await infer(self._dataplane, model, version or "", headers, data, request[_CALLER])
         answer = web.Response(
@@ -229,19 +236,19 @@ class _Routes:
         return _json(answer, headers=write_stamp(response.stamp) | {REQUEST_ID: context.id})
 
     async def index(self, request: web.Request) -> web.Response:
-        only_ready = oip_json.parse_flag(await request.read(), "ready")
+        only_ready = oip_json.parse_flag(await read_body(request), "ready")
         index = await self._dataplane.catalog.index()
         if only_ready:
             index = [model for model in index if model.state is ModelState.READY]
         return _json(oip_json.render_index(index))
 
     async def load(self, request: web.Request) -> web.Response:
-        oip.refuse_load_parameters(oip_json.parse_parameters(await request.read()))
+        oip.refuse_load_parameters(oip_json.parse_parameters(await read_body(request)))
         await self._dataplane.load(request.match_info["model"])
         return _json({})
 
     async def unload(self, request: web.Request) -> web.Response:
-        oip_json.parse_parameters(await request.read())
+        oip_json.parse_parameters(await read_body(request))
         await self._dataplane.catalog.unload(request.match_info["model"])
         return _json({})
 
@@ -252,12 +259,25 @@ class _Routes:
         return web.Response(body=openapi.document(), content_type="application/json")
 
 
+async def _last_words(request: web.Request, answer: web.Response) -> web.Response:
+    """The connection ends with the answer: what is still missing of the body is not waited for."""
+    answer.force_close()
+    await answer.prepare(request)
+    await answer.write_eof()
+    request.protocol.force_close()
+    return answer
+
+
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except web.HTTPRequestEntityTooLarge:
         return _error(413, f"the body is larger than {MAX_BODY_BYTES} bytes", {})
+    except web.HTTPUnsupportedMediaType as exc:
+        return _error(415, exc.text or exc.reason, {"Accept-Encoding": exc.headers["Accept-Encoding"]})
+    except web.HTTPRequestTimeout as exc:
+        return await _last_words(request, _error(408, exc.text or exc.reason, {}))
     except web.HTTPException as exc:
         headers = {"Allow": exc.headers["Allow"]} if "Allow" in exc.headers else {}
         return _error(exc.status, f"{request.method} {request.path}: {exc.reason}", headers)
@@ -286,6 +306,12 @@ def _with_caller(tenants: Tenants) -> Any:
     return with_caller
 
 
+@web.middleware
+async def _possible_names(request: web.Request, handler: Handler) -> web.StreamResponse:
+    oip.check_model(request.match_info.get("model", ""), request.match_info.get("version", ""))
+    return await handler(request)
+
+
 def _context(request: web.Request) -> Context:
     said = Said(version=request.match_info.get("version", ""))
     return read_context(joined(request.headers.items()), said, time.monotonic(), caller=request[_CALLER])
@@ -309,6 +335,21 @@ def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = Non
     return web.Response(
         body=oip_json.dump(value), status=status, headers=(headers or {}) | {"Content-Type": "application/json"}
     )
+
+
+def _unix_socket(path: Path) -> tuple[socket.socket, SocketFile]:
+    sock = socket.socket(socket.AF_UNIX)
+
+    def listen(at: Path) -> None:
+        sock.setblocking(False)
+        sock.bind(str(at))
+        sock.listen(_BACKLOG)
+
+    try:
+        return sock, claim("http", path, listen)
+    except ConfigError:
+        sock.close()
+        raise
 
 
 async def _started(starting: Awaitable[asyncio.Server], address: str) -> asyncio.Server:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
-from common.errors import EngineError, InvalidInput
+from common.errors import EngineError, InvalidInput, NotFound
 from common.request import Context, Parameter, Request
-from common.tensors import MAX_ELEMENTS, Array, Tensors, element_count, unpack
+from common.tensors import BYTES, MAX_ELEMENTS, Array, Tensors, check_bytes_count, element_count, unpack
 
 EXTENSIONS = (
     "binary_tensor_data",
@@ -30,6 +31,9 @@ EXTENSIONS = (
 CLASSIFICATION = "classification"  # on an output: that output's best classes; on the request: those of the first output
 MAX_CLASSES = 1 << 16
 MAX_DIMS = 32
+MAX_OBJECTS = 1024  # inputs, requested outputs, parameters of one object: over it nothing is looked at
+MAX_NAME = 255  # characters of a model's name or of a version
+_NO_NAME = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 # Parameters that are the protocol's own: they become part of the context or of the answer's form.
 _SCHEDULING = frozenset({"priority", "timeout"})
@@ -77,6 +81,22 @@ def checked_name(name: object, where: str, seen: Iterable[str] = ()) -> str:
     return name
 
 
+def check_model(model: str, version: str = "") -> None:
+    """Raises `NotFound` for what can be no model or version: before it gets into metrics, logs and caches."""
+    for kind, name in (("model", model), ("version", version)):
+        if len(name) > MAX_NAME or _NO_NAME.search(name):
+            cut = "..." if len(name) > 80 else ""
+            raise NotFound(
+                f"{kind} {name[:80]!r}{cut} is not known here; accepted: at most {MAX_NAME} characters, none of them a "
+                "control character"
+            )
+
+
+def check_count(count: int, where: str) -> None:
+    if count > MAX_OBJECTS:
+        raise InvalidInput(where, f"{count} of them", f"at most {MAX_OBJECTS}")
+
+
 def checked_shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
     """A request's shape whose product is safe to compute with, zero dimensions left out of account."""
     if len(dims) > MAX_DIMS:
@@ -88,7 +108,9 @@ def checked_shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
 
 
 def tensor_from_raw(data: bytes | memoryview, datatype: str, shape: tuple[int, ...], where: str) -> Array:
-    """Like `common.tensors.unpack`; also refuses BOOL bytes other than 0 and 1."""
+    """Like `common.tensors.unpack`; also refuses BOOL bytes other than 0 and 1, and too many BYTES."""
+    if datatype == BYTES:
+        check_bytes_count(element_count(shape, where), where)
     array = unpack(data, datatype, shape, where)
     if datatype == "BOOL" and array.size and int(array.view(np.uint8).max()) > 1:
         raise InvalidInput(where, "BOOL data has bytes other than 0 and 1", "one byte an element, 0 or 1")

@@ -14,10 +14,11 @@ from google.protobuf.message import DecodeError
 from common.errors import EngineError, InvalidInput
 from common.request import Parameter, Request, Response, Stamp
 from common.serving.catalog import ModelMetadata, ModelState, ModelStatus
-from common.tensors import BYTES, Array, TensorSpec, datatype_of, dtype_of, pack
+from common.tensors import BYTES, Array, TensorSpec, check_bytes_count, datatype_of, dtype_of, pack
 from common.transport import oip, oip_config
 from common.transport.headers import write_stamp
 from common.transport.proto import oip_pb2 as pb
+from common.transport.sizes import check_message_size
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -39,7 +40,8 @@ _FIELDS = tuple(field.name for field in pb.InferTensorContents.DESCRIPTOR.fields
 
 
 def parse_message(kind: Any, data: bytes) -> Any:
-    """A message of the class `kind`. Raises `InvalidInput` for bytes that are none."""
+    """A message of the class `kind`. Raises `InvalidInput` for bytes that are none, or too many."""
+    check_message_size(kind.DESCRIPTOR.name, data)
     try:
         return kind.FromString(data)
     except DecodeError as exc:
@@ -50,6 +52,7 @@ def parse_infer(message: pb.ModelInferRequest) -> oip.Body:
     """An infer request. Raises `InvalidInput` saying where."""
     parameters = _parameters(message.parameters, "parameters")
     classes: dict[str, int] = {}
+    oip.check_count(len(message.outputs), "outputs")
     for i, output in enumerate(message.outputs):
         where = f"outputs[{i}]"
         name = oip.checked_name(output.name, f"{where}.name", classes)
@@ -140,6 +143,13 @@ def render_stream(answer: pb.ModelInferResponse) -> pb.ModelStreamInferResponse:
     return pb.ModelStreamInferResponse(infer_response=answer)
 
 
+def render_stream_error(text: str, request_id: str) -> pb.ModelStreamInferResponse:
+    """The one answer to a request of a stream that failed. Its id says which one that was; empty: it was no request."""
+    reply = render_stream(pb.ModelInferResponse(id=request_id))
+    reply.error_message = text
+    return reply
+
+
 def render_index(index: Iterable[ModelStatus]) -> pb.RepositoryIndexResponse:
     message = pb.RepositoryIndexResponse()
     for m in index:
@@ -163,6 +173,7 @@ def _max_batch(message: pb.ModelMetadataResponse) -> int:
 
 def _tensors(tensors: Any, raw: Any, kind: str) -> dict[str, Array]:
     """The named arrays of a message; `kind` is input or output."""
+    oip.check_count(len(tensors), f"{kind}s")
     if raw and len(raw) != len(tensors):
         raise InvalidInput(f"raw_{kind}_contents", f"{len(raw)} buffers for {len(tensors)} {kind}s", f"one per {kind}")
     arrays: dict[str, Array] = {}
@@ -195,6 +206,8 @@ def _from_contents(contents: Any, datatype: str, shape: tuple[int, ...], where: 
         raise InvalidInput(
             f"{where}.{expected}", f"{len(values)} values", f"{count} values for the shape {list(shape)}"
         )
+    if datatype == BYTES:
+        check_bytes_count(count, f"{where}.{expected}")
     try:
         array = np.empty(count, dtype=dtype_of(datatype, where))
         array[:] = values
@@ -207,6 +220,7 @@ def _from_contents(contents: Any, datatype: str, shape: tuple[int, ...], where: 
 
 def _parameters(parameters: Mapping[str, Any], where: str) -> dict[str, Parameter]:
     values: dict[str, Parameter] = {}
+    oip.check_count(len(parameters), where)
     for name, choice in parameters.items():
         kind = choice.WhichOneof("parameter_choice")
         if kind is None:

@@ -19,9 +19,10 @@ import orjson
 from common.errors import InvalidInput
 from common.request import Parameter, Response
 from common.serving.catalog import ModelMetadata, ModelStatus
-from common.tensors import BF16, BYTES, Array, datatype_of, dtype_of, narrowed, pack, widened
+from common.tensors import BF16, BYTES, Array, check_bytes_count, datatype_of, dtype_of, narrowed, pack, widened
 from common.transport import oip
 from common.transport.headers import write_stamp
+from common.transport.sizes import MAX_PARSED_BYTES, QUICK_BYTES
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -32,10 +33,14 @@ _PARAMETER = (bool, int, float, str)
 _SAYS = {"b": "true or false", "f": "numbers", "V": "numbers", "O": "strings"}
 
 
-def parse_object(data: bytes | memoryview, where: str = "body") -> dict[str, Any]:
+def parse_object(data: bytes | memoryview, where: str = "body", *, limit: int = QUICK_BYTES) -> dict[str, Any]:
     """A JSON object; empty data is an empty one. Raises `InvalidInput`."""
     if not len(data):
         return {}
+    if len(data) > limit:
+        raise InvalidInput(
+            where, f"{len(data)} bytes of JSON", f"at most {limit}; large tensors are binary data, not JSON"
+        )
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as exc:
@@ -59,7 +64,7 @@ def parse_infer(body: bytes, header_length: str | None = None) -> oip.Body:
     """An infer request. `header_length` is the value of the header of that name. Raises `InvalidInput` saying where."""
     size = _header_size(header_length, len(body))
     view = memoryview(body)
-    message = parse_object(view[:size])
+    message = parse_object(view[:size], limit=MAX_PARSED_BYTES)
     raw = _Raw(view[size:], has_header=header_length is not None)
     parameters = _parameters(message.get("parameters"), "parameters")
     inputs: dict[str, Array] = {}
@@ -179,6 +184,7 @@ def _from_json(data: Any, datatype: str, shape: tuple[int, ...], where: str) -> 
         names = ", ".join(sorted("null" if t is type(None) else t.__name__ for t in wrong))
         raise InvalidInput(where, f"{names} among {datatype} data", _SAYS.get(dtype.kind, "integers"))
     if datatype == BYTES:
+        check_bytes_count(len(flat), where)
         array = np.empty(len(flat), dtype=object)
         array[:] = [text.encode() for text in flat]
         return array.reshape(shape)
@@ -248,6 +254,8 @@ def _json_data(array: Array, where: str) -> Any:
 
 
 def _objects(value: Any, where: str) -> list[dict[str, Any]]:
+    if isinstance(value, list):
+        oip.check_count(len(value), where)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise InvalidInput(where, "missing" if value is None else "not a list of objects", "a list of JSON objects")
     return value
@@ -258,6 +266,7 @@ def _parameters(value: Any, where: str) -> dict[str, Parameter]:
         return {}
     if not isinstance(value, dict):
         raise InvalidInput(where, f"of type {type(value).__name__}", "a JSON object")
+    oip.check_count(len(value), where)
     for name, item in value.items():
         if not isinstance(item, _PARAMETER):
             raise InvalidInput(f"{where}.{name}", f"of type {type(item).__name__}", "a boolean, number or string")

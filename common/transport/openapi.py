@@ -28,7 +28,9 @@ _WHEN = {
     401: "The server has tenants, and the call shows no key of one of them",
     403: "The key's tenant may not call in the name of the tenant that a header names",
     404: "No such model or version here",
+    408: "Nothing of the body came for a while; the connection is closed",
     413: f"The body is larger than {MAX_BODY_BYTES} bytes",
+    415: "The body has a Content-Encoding that is not known here; Accept-Encoding says which ones are",
     500: "The engine failed, or a fault that the server's log has",
     503: "Right call, wrong moment: not ready, overloaded or unreachable, or the caller's deadline passed",
 }

@@ -57,7 +57,7 @@ def _of_models() -> list[Operation]:
             "method": "post",
             "tag": "inference",
             "is_body_needed": True,
-            "fails": (400, 403, 404, 413, 500, 503),
+            "fails": (400, 403, 404, 408, 413, 415, 500, 503),
         }
         operations += [
             Operation(path=path, id=f"model{suffix}", summary="Inputs and outputs", answer=_json("Model"), **reads),
@@ -113,14 +113,14 @@ def _of_repository() -> list[Operation]:
         "path": "/v2/repository/index",
         "tag": "repository",
         "answer": _json("Index"),
-        "fails": (400, 413, 500, 503),
+        "fails": (400, 408, 413, 415, 500, 503),
     }
     change: dict[str, Any] = {
         "method": "post",
         "tag": "repository",
         "parameters": (part.MODEL,),
         "answer": {"application/json": {"type": "object", "maxProperties": 0}},
-        "fails": (400, 404, 413, 500, 503),
+        "fails": (400, 404, 408, 413, 415, 500, 503),
     }
     model = "/v2/repository/models/{model}"
     return [

@@ -113,7 +113,7 @@ def error_from_grpc(
 def _short(text: str) -> str:
     """Cut to what a header block holds; every byte outside printable ASCII takes three. What is no Unicode (a quote of
     what a caller sent) is escaped."""
-    text = text.encode("utf-8", "backslashreplace").decode()
+    text = text[: _MAX_TEXT + 1].encode("utf-8", "backslashreplace").decode()
     size = 0
     for at, character in enumerate(text):
         size += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode())

@@ -18,13 +18,14 @@ from typing import Self, TypeVar
 
 import numpy.typing as npt
 
-from common.errors import DeadlineExceeded, InvalidInput, OutriderError, TargetUnreachable
-from common.request import Context, Parameter, Priority, Privacy, Reason, Request
+from common.errors import DeadlineExceeded, OutriderError, TargetUnreachable
+from common.request import Parameter, Priority, Privacy, Reason
 from common.serving.catalog import ModelMetadata, ModelStatus
-from common.tensors import Tensors, as_tensor
+from common.tensors import Tensors
 from common.transport.grpc_client import OipClient
 from common.transport.tenants import checked_key
 from edge.client.endpoints import Rotation, parse_endpoints
+from edge.in_process import checked_model, checked_request, checked_seconds
 
 CALL_S = 5.0  # bound of the calls that ask about models and servers, and what one try of them takes at most
 LOAD_S = 300.0  # the same for loads: building an engine takes its time
@@ -104,15 +105,18 @@ class AsyncClient:
         `timeout_s` is the time left to answer, all tries together. A DEVICE_ONLY call goes to the first endpoint and to
         no other: that one is the caller's device.
         """
-        request = Request(
-            context=Context(priority=priority, privacy=privacy, pin=pin, deadline=_deadline(timeout_s)),
-            model=model,
-            inputs={name: as_tensor(value, f"inputs[{name!r}]") for name, value in inputs.items()},
-            outputs=tuple(outputs),
+        request = checked_request(
+            model,
+            inputs,
+            outputs=outputs,
             classes=classes,
-            parameters=parameters or {},
+            timeout_s=timeout_s,
+            priority=priority,
+            privacy=privacy,
+            pin=pin,
+            parameters=parameters,
         )
-        if privacy is Privacy.DEVICE_ONLY:
+        if request.context.privacy is Privacy.DEVICE_ONLY:
             response = await self._try(self.endpoints[0], lambda client: client.infer(request))
         else:
             response = await self._anywhere(lambda client: client.infer(request))
@@ -129,26 +133,27 @@ class AsyncClient:
     async def ready(self, *, timeout_s: float = CALL_S) -> bool:
         """Whether the endpoint in use takes calls; False when none can be reached, or none says so in time."""
         try:
-            return await self._within(timeout_s, "", self._anywhere(lambda client: client.server_ready()))
+            return await self._within(timeout_s, "", lambda: self._anywhere(lambda client: client.server_ready()))
         except (TargetUnreachable, DeadlineExceeded):
             return False
 
     async def metadata(self, model: str, version: str | None = None, *, timeout_s: float = CALL_S) -> ModelMetadata:
+        name, pin = checked_model(model, version, "version")
         return await self._within(
-            timeout_s, model, self._anywhere(lambda client: client.model_metadata(model, version))
+            timeout_s, name, lambda: self._anywhere(lambda client: client.model_metadata(name, pin))
         )
 
     async def index(self, *, timeout_s: float = CALL_S) -> list[ModelStatus]:
         """The models of the endpoint in use."""
-        return await self._within(timeout_s, "", self._anywhere(lambda client: client.index()))
+        return await self._within(timeout_s, "", lambda: self._anywhere(lambda client: client.index()))
 
     async def load(self, model: str, *, timeout_s: float = LOAD_S) -> None:
         """Loads `model` at the endpoint in use. Not moved to another: it would change another process."""
-        await self._within(timeout_s, model, self._try(self._rotation.current, lambda client: client.load(model)))
+        await self._within(timeout_s, model, lambda: self._here(model, lambda client: client.load(model)))
 
     async def unload(self, model: str, *, timeout_s: float = CALL_S) -> None:
         """Unloads `model` at the endpoint in use, like `load`."""
-        await self._within(timeout_s, model, self._try(self._rotation.current, lambda client: client.unload(model)))
+        await self._within(timeout_s, model, lambda: self._here(model, lambda client: client.unload(model)))
 
     async def _anywhere(self, call: Callable[[OipClient], Awaitable[T]]) -> T:
         """The first answer; each endpoint is tried once at most."""
@@ -168,6 +173,10 @@ class AsyncClient:
         if len(tried) == 1:
             raise broken
         raise TargetUnreachable(", ".join(tried), f"none of {len(tried)} endpoints; the last one: {broken.problem}")
+
+    async def _here(self, model: str, call: Callable[[OipClient], Awaitable[T]]) -> T:
+        checked_model(model, None, "")
+        return await self._try(self._rotation.current, call)
 
     async def _try(self, address: str, call: Callable[[OipClient], Awaitable[T]]) -> T:
         if self._closed_because:
@@ -201,11 +210,12 @@ class AsyncClient:
         else:
             self._rotation.failed(address, time.monotonic())
 
-    async def _within(self, timeout_s: float, model: str, call: Awaitable[T]) -> T:
+    async def _within(self, timeout_s: float, model: str, call: Callable[[], Awaitable[T]]) -> T:
         """`OipClient` bounds each try; this bounds all of them together."""
+        seconds = checked_seconds(timeout_s)
         try:
-            async with asyncio.timeout(timeout_s if timeout_s < math.inf else None):
-                return await call
+            async with asyncio.timeout(seconds if seconds < math.inf else None):
+                return await call()
         except TimeoutError:
             raise DeadlineExceeded(model, f"waiting for {self._rotation.current}") from None
 
@@ -213,9 +223,3 @@ class AsyncClient:
 def _api_key(given: str | None) -> str:
     key = os.environ.get(API_KEY_VARIABLE, "") if given is None else given
     return checked_key(key, "client", "api_key" if given is not None else API_KEY_VARIABLE) if key else ""
-
-
-def _deadline(timeout_s: float) -> float:
-    if math.isnan(timeout_s):
-        raise InvalidInput("timeout_s", "not a number", "seconds; math.inf: no deadline")
-    return time.monotonic() + timeout_s

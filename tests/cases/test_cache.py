@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -28,23 +27,29 @@ def test_case_4_fifty_thousand_keys_that_never_come_again_cost_the_last_one_no_m
     stamp = Stamp(target="edge", model="m", version="1", by="node")
     response = Response(outputs={"y": np.zeros((1, 8), np.float32)}, stamp=stamp)
     rows = open_rows(tmp_path, 8 << 20, SystemBootClock())  # room for a part of them: most evict another one
-    took: dict[str, list[float]] = {"get": [], "put": []}
+    clock = time.thread_time_ns  # what others do on this machine meanwhile does not count
+    took: dict[str, list[int]] = {"get": [], "put": []}
+    first: dict[str, float] = {}
     try:
         for number in range(50_000):
-            key, start = f"{number:064x}", time.perf_counter()
+            key, start = f"{number:064x}", clock()
             if number % 10 == 0:
                 assert rows.read(key, "m", "1", 1e6) is None
-                took["get"].append(time.perf_counter() - start)
-                start = time.perf_counter()
+                took["get"].append(clock() - start)
+                start = clock()
             rows.write(key, response)
-            took["put"].append(time.perf_counter() - start)
+            took["put"].append(clock() - start)
+            if number % 10_000 == 9_999:
+                # the worst hundredth: one put in ten makes room, for ten rows
+                worst = {name: float(np.quantile(spent, 0.99)) for name, spent in took.items()}
+                first = first or worst
+                for name, spent_ns in worst.items():
+                    assert spent_ns < 6 * first[name], f"{name}, key {number}: {worst}, at first {first}"
+                took = {"get": [], "put": []}
         assert rows.read(f"{0:064x}", "m", "1", 1e6) is None  # it did make room
         assert rows.read(f"{49_999:064x}", "m", "1", 1e6) is not None
     finally:
         rows.close()
-    for name, seconds in took.items():
-        fifth = len(seconds) // 5  # the first and the last 10,000 keys
-        assert statistics.median(seconds[-fifth:]) < 3 * statistics.median(seconds[:fifth]), name
 
 
 async def test_case_15_another_tenants_answer_is_never_served(tmp_path: Path) -> None:

@@ -153,8 +153,8 @@ async def test_case_11_a_storm_of_failures_stays_within_the_retry_budget(tmp_pat
 
         # ten tokens, one less for each failure anywhere, no retry at five: two calls, then the edge's third failure
         assert await fails(4) == 2
-        assert await fails(96) <= 5  # what the breakers of both let through
-        assert len(engine.batches) <= 5
+        assert await fails(96) <= 10  # what the breakers of both let through, a probe each half second among it
+        assert len(engine.batches) <= 10
 
 
 async def test_case_11_processes_that_pass_a_call_round_stop_soon(tmp_path: Path) -> None:

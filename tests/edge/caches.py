@@ -21,11 +21,11 @@ from tests.fakes import FakeBootClock, FakeEngine, config, loaded
 REQUEST = Request(model="double", inputs={"x": np.ones((1, 2), np.float32)})
 
 
-def answer(version: str = "1", y: float = 2.0, columns: int = 2) -> Response:
+def answer(version: str = "1", y: float = 2.0, columns: int = 2, identity: str = "") -> Response:
     labels = np.array([[b"a", b"bc"]], dtype=object)
     return Response(
         outputs={"y": np.full((1, columns), y, np.float32), "labels": labels},
-        stamp=Stamp(target="edge", model="double", version=version, by="node"),
+        stamp=Stamp(target="edge", model="double", version=version, by="node", identity=identity),
     )
 
 
@@ -36,10 +36,11 @@ class Fixture:
         self.repository = Repository(lambda what: loaded(FakeEngine(), what.version), lambda engine: None)
         self.serve("1")
 
-    def serve(self, version: str, rules: CacheRules | None = None) -> None:
+    def serve(self, version: str, rules: CacheRules | None = None, identity: str = "") -> None:
         model = dataclasses.replace(config(), cache=rules or CacheRules())
         installed = Installed(model="double", version=version, folder=Path("/"), variant="full", engine="fake")
-        self.repository.activate(loaded(FakeEngine(), version, model), installed)
+        engine = dataclasses.replace(loaded(FakeEngine(), version, model), identity=identity)
+        self.repository.activate(engine, installed)
 
     @asynccontextmanager
     async def cache(self, **options: Any) -> AsyncIterator[DiskCache]:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -169,8 +170,75 @@ async def test_the_deadline_ends_a_slow_call(tmp_path: Path, bundle: Path) -> No
         assert len(at.asked) <= 2  # not tried again at the other address
         with pytest.raises(DeadlineExceeded):
             await client.infer("linear", {"x": X}, timeout_s=0.0)
-        with pytest.raises(InvalidInput, match="timeout_s"):
-            await client.infer("linear", {"x": X}, timeout_s=math.nan)
+
+
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [
+        ("timeout_s", {"timeout_s": math.nan}),
+        ("timeout_s", {"timeout_s": "1"}),
+        ("priority", {"priority": 9}),
+        ("priority", {"priority": "batch"}),
+        ("privacy", {"privacy": "none"}),
+        ("pin", {"pin": 1}),
+        ("pin", {"pin": "\ud800"}),
+        ("model", {"model": 7}),
+        ("model", {"model": "\ud800"}),
+        ("inputs", {"inputs": [X]}),
+        ("inputs", {"inputs": {1: X}}),
+        ("inputs", {"inputs": {"\ud800": X}}),
+        ("outputs", {"outputs": "logits"}),
+        ("outputs", {"outputs": ["\ud800"]}),
+        ("outputs", {"outputs": 3}),
+        ("classes", {"classes": 2**70}),
+        ("classes", {"classes": "3"}),
+        ("parameters", {"parameters": {"a": 2**70}}),
+        ("parameters", {"parameters": {"\ud800": 1}}),
+        ("parameters", {"parameters": [("a", 1)]}),
+    ],
+)
+async def test_a_wrong_argument_is_refused_by_its_name_before_a_connection_is_needed(
+    names: str, options: dict[str, Any]
+) -> None:
+    async with AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(InvalidInput) as refused:
+            await client.infer(**{"model": "linear", "inputs": {"x": X}} | options)
+    assert refused.value.where.startswith(names)
+
+
+async def test_wrong_arguments_of_the_other_methods_are_refused_by_their_names() -> None:
+    async with AsyncClient("127.0.0.1:1") as client:
+        for call in (
+            lambda **options: client.metadata("linear", **options),
+            lambda **options: client.load("linear", **options),
+            lambda **options: client.unload("linear", **options),
+            client.index,
+            client.ready,
+        ):
+            for timeout_s in (math.nan, "1", None, True):
+                with pytest.raises(InvalidInput, match=r"^timeout_s: "):
+                    await call(timeout_s=timeout_s)
+        for method in (client.metadata, client.load, client.unload):
+            for model in (7, "\ud800"):
+                with pytest.raises(InvalidInput, match=r"^model: "):
+                    await method(model)
+            with pytest.raises(NotFound, match="at most 255 characters"):
+                await method("m" * 256)
+        with pytest.raises(InvalidInput, match=r"^version: "):
+            await client.metadata("linear", 1)  # type: ignore[arg-type]
+        with pytest.raises(NotFound, match="at most 255 characters"):
+            await client.infer("m" * 256, {"x": X})
+
+
+async def test_arguments_may_be_what_means_the_same(tmp_path: Path, bundle: Path) -> None:
+    async with running(tmp_path, bundle) as at, AsyncClient(at.tcp) as client:
+        answer = await client.infer(
+            "linear", {"x": X}, outputs=["logits"], priority=3, privacy="device_only", timeout_s=10**400
+        )
+        assert list(answer.outputs) == ["logits"]
+        assert [done.priority for done in at.asked] == [Priority.BATCH]
+        with pytest.raises(DeadlineExceeded):
+            await client.infer("linear", {"x": X}, timeout_s=-(10**400))
 
 
 async def test_models_can_be_asked_about_loaded_and_unloaded(tmp_path: Path, bundle: Path) -> None:

@@ -1,7 +1,9 @@
 """Who gets which answer from the node's cache, for how long, and what it does when the disk fails."""
 
+import asyncio
 import resource
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -13,7 +15,9 @@ from msgspec import structs
 
 from common.bundle import CacheRules
 from common.request import Context, Privacy, Request, Stamp
+from edge import Node, NodeConfig, StaticModel
 from edge.disk_rows import is_damage
+from tests.bundles import WEIGHT, forward, write_bundle
 from tests.edge.caches import REQUEST, Fixture, answer, read, store
 
 HOUR_S = 3600.0
@@ -101,6 +105,43 @@ async def test_another_versions_answer_is_never_served(fixture: Fixture) -> None
         hit = await read(cache)
         assert hit is not None
         assert hit.outputs["y"][0, 0] == 6.0
+
+
+async def test_a_versions_name_used_again_for_another_model_brings_nothing_of_the_first(
+    fixture: Fixture,
+) -> None:
+    fixture.serve("1", identity="first")
+    async with fixture.cache() as cache:
+        await store(cache, REQUEST, answer("1", 2.0, identity="first"))
+        assert await read(cache) is not None
+        fixture.serve("1", identity="second")
+        assert await read(cache) is None
+        await store(cache, REQUEST, answer("1", 4.0, identity="first"))  # of a call that the first engine still had
+        assert await read(cache) is None
+        await store(cache, REQUEST, answer("1", 6.0))  # a cloud's: its version 1 may be a third model
+        assert await read(cache) is None
+        pinned = structs.replace(REQUEST, context=Context(pin="1"))
+        fixture.serve("2", identity="third")
+        hit = await read(cache, pinned)  # only a cloud has version 1 now, and this is what it said
+        assert hit is not None
+        assert hit.outputs["y"][0, 0] == 6.0
+
+
+async def test_a_bundle_built_anew_in_its_place_answers_for_itself(tmp_path: Path) -> None:
+    ask, folder = {"x": np.ones((1, 2), np.float32)}, tmp_path / "bundle"
+    write_bundle(folder)
+    config = NodeConfig(state_dir=str(tmp_path / "state"), models=(StaticModel(bundle=str(folder)),))
+    async with Node(config) as node:
+        first = await node.infer("linear", ask)
+        async with asyncio.timeout(5):
+            while (await node.dataplane._cache.lookup(Request(model="linear", inputs=ask))).response is None:
+                await asyncio.sleep(0.01)
+        write_bundle(folder, weight=WEIGHT * 10)
+        await node.local.repository.unload("linear")
+        await node.local.repository.load("linear")
+        second = await node.infer("linear", ask)
+    assert (second.stamp.target, second.stamp.version) == ("edge", first.stamp.version)
+    np.testing.assert_allclose(second.outputs["logits"], forward(ask["x"], WEIGHT * 10), rtol=1e-5)
 
 
 async def test_another_models_answer_is_not_kept(fixture: Fixture) -> None:
@@ -220,16 +261,67 @@ async def test_the_oldest_answers_make_room_also_while_the_wall_clock_runs_an_ho
     assert 3 <= sum(kept) < 25
 
 
-async def test_the_quota_holds_for_the_whole_folder_whatever_the_sizes(fixture: Fixture) -> None:
-    async with fixture.cache(quota_bytes=4 << 20) as cache:
+@pytest.mark.parametrize("quota_bytes", [1 << 20, 2 << 20, 4 << 20])
+async def test_the_quota_holds_for_the_whole_folder_whatever_the_sizes(fixture: Fixture, quota_bytes: int) -> None:
+    async with fixture.cache(quota_bytes=quota_bytes) as cache:
         for i in range(400):
             cache.store(REQUEST, answer(), bytes([i % 256, i // 256]))
-        for i in range(40):  # each as large as hundreds of those; 20 MB
-            kept = cache.store(REQUEST, answer(columns=128_000), b"big %d" % i)
+        for i in range(40):  # up to an eighth of the quota, hundreds of those; four quotas in all
+            columns = quota_bytes // 32 if i % 4 else 2_500
+            kept = cache.store(REQUEST, answer(columns=columns), b"big %d" % i)
             assert kept is not None
             await kept
-            assert sum(file.stat().st_size for file in fixture.folder.iterdir()) <= 4 << 20
-        assert fixture.rows() >= 1
+            assert sum(file.stat().st_size for file in fixture.folder.iterdir()) <= quota_bytes
+        assert fixture.rows() >= 3
+
+
+# --- what is certainly not on the disk ---
+
+
+async def test_a_certain_miss_does_not_wait_for_the_disk_and_a_possible_hit_does(fixture: Fixture) -> None:
+    async with fixture.cache() as cache:
+        for n in range(3):
+            await store(cache, structs.replace(REQUEST, classes=n), answer())
+    async with fixture.cache() as cache:
+        strange, large = structs.replace(REQUEST, classes=9), np.ones((1, 20_000), np.float32)
+        async with asyncio.timeout(5):  # until the keys of the database have been read
+            while cache._known.is_unread:
+                await asyncio.sleep(0.001)
+        held = threading.Event()
+        cache._thread.submit(held.wait, 10)
+        assert (await cache.lookup(strange)).key is not None
+        waiting = asyncio.create_task(cache.lookup(structs.replace(REQUEST, classes=2)))
+        digests = asyncio.create_task(cache.lookup(structs.replace(REQUEST, inputs={"x": large})))
+        kept = cache.store(strange, answer(), (await cache.lookup(strange)).digest)
+        written = asyncio.create_task(cache.lookup(strange))  # its write is under way: no longer certain
+        await asyncio.sleep(0.01)
+        assert not any(task.done() for task in (waiting, digests, written))
+        held.set()
+        assert kept is not None
+        await kept
+        assert (await waiting).response is not None
+        assert (await written).response is not None
+        assert (await digests).response is None
+    assert fixture.faults == []
+
+
+async def test_keys_that_are_gone_are_forgotten_when_enough_have_been_written(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.known_keys.FULL", 50)
+    requests = [structs.replace(REQUEST, classes=n) for n in range(60)]
+    async with fixture.cache() as cache:
+        await store(cache, requests[0], answer())
+        fixture.clock.advance(1e9)
+        assert await read(cache, requests[0]) is None  # expired: its row is gone
+        for request in requests[1:]:
+            await store(cache, request, answer())
+        async with asyncio.timeout(5):
+            while cache._known.older is not None:
+                await asyncio.sleep(0.001)
+        keys = [str((await cache.lookup(request)).key) for request in requests]
+        assert [cache._known.may_have(key) for key in keys] == [False] + [True] * 59
+        assert all([await read(cache, request) is not None for request in requests[1:]])
 
 
 # --- a disk that fails ---

@@ -36,7 +36,7 @@ def forged(value: bytes, **changes: object) -> bytes:
     header = json.loads(value[40 : 40 + length]) | changes
     text = json.dumps(header).encode()
     body = struct.pack("<I", len(text)) + text + value[40 + length :]
-    return b"OAC2" + hashlib.sha256(body).digest() + body
+    return b"OAC3" + hashlib.sha256(body).digest() + body
 
 
 PLANTS = {
@@ -103,7 +103,9 @@ async def test_rows_that_nobody_asks_for_are_removed_as_well(fixture: Fixture, t
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("changes", [{"version": "2"}, {"model": "triple"}, {"key": "0" * 64}, {"tensors": [7]}])
+@pytest.mark.parametrize(
+    "changes", [{"version": "2"}, {"identity": "x"}, {"model": "triple"}, {"key": "0" * 64}, {"tensors": [7]}]
+)
 async def test_a_row_of_another_version_model_or_request_is_refused_whatever_its_digest(
     fixture: Fixture, changes: dict[str, object]
 ) -> None:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +36,22 @@ def test_a_good_release_is_prepared_passes_its_gate_and_serves(tmp_path: Path) -
     current = repository.current("linear")
     assert current is not None
     assert (current.version, current.labels) == ("3", ("left", "right", "middle"))
+
+
+def test_an_engines_identity_is_that_of_the_files_that_answer(tmp_path: Path) -> None:
+    one, _ = installer()
+
+    def identity(folder: str, **bundle: Any) -> str:
+        return one.prepare(staged(write_bundle(tmp_path / folder, **bundle))).loaded.identity
+
+    first = identity("first")
+    assert len(first) == 64
+    assert identity("the same") == first
+    assert identity("other weights", weight=WEIGHT * 10) != first
+    assert identity("other rules", max_batch=4) != first
+    relabelled = write_bundle(tmp_path / "labels")
+    (relabelled / "labels.txt").write_text("a\nb\nc\n")
+    assert one.prepare(staged(relabelled)).loaded.identity != first
 
 
 def test_an_engine_that_answers_otherwise_than_fp32_fails_the_gate_and_the_old_one_serves_on(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import urllib.request
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from tests.soak.load import Load
+from tests.soak.load import STALL_S, Load
 from tests.soak.pushes import STAGES, Pushes, say
 from tests.soak.result import Result
 from tests.system.running import Up
@@ -56,7 +56,7 @@ async def _run(up: Up, offset: Path, *, rate: float, minutes: float, seed: int) 
     pushes.prepare()
     took: dict[str, float] = {}
     problems: list[str] = []
-    async with Load(up, rate, seed=seed) as load:
+    async with Load(up, rate, seed=seed, longest_s=STALL_S) as load:
         for number, step in enumerate(STEPS):
             due = time.monotonic() + 60 * minutes / len(STEPS)
             _step(offset, step)
@@ -67,6 +67,7 @@ async def _run(up: Up, offset: Path, *, rate: float, minutes: float, seed: int) 
             took[f"{number}: {step:+} s"] = round(await pushes.until_served(), 2)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
     seen = load.seen
+    problems += [*seen.problems(), *pushes.problems, *await asyncio.to_thread(load.truth.problems, pushes.stages)]
     says = (
         f"{seen.calls} calls at {rate:.0f}/s through steps to {_said()}: {seen.failed} failed; "
         f"{len(pushes.pushed)} pushes, served by all within {max(took.values()):.1f} s; p99 {seen.p(0.99):.1f} ms"
@@ -74,11 +75,12 @@ async def _run(up: Up, offset: Path, *, rate: float, minutes: float, seed: int) 
     figures = {
         "calls": seen.calls,
         "failed": seen.failed,
+        "compared": load.truth.kept,
         "converged_s": took,
         "p99_ms": round(seen.p(0.99), 2),
         "longest_ms": round(seen.p(1.0), 1),
     }
-    return Result(part="clock", says=says, problems=[*problems, *seen.problems(), *pushes.problems], figures=figures)
+    return Result(part="clock", says=says, problems=problems, figures=figures)
 
 
 def _said() -> str:

@@ -24,27 +24,39 @@ KILL_EVERY_S, PUSH_EVERY_S = 20.0, 60.0
 SHARE = 0.6  # of what is sustained
 SOUND_P99_MS = 1000 * SLA_S[Priority.INTERACTIVE]  # the class of these calls
 _STEP_S, _TRIES, _FIRST, _GROWTH, _HIGHEST = 6.0, 2, 40.0, 1.5, 5000.0
+_HALVINGS = 2
 _BACK_S = 60.0
 
 
 async def sustained(up: Up) -> tuple[float, Seen]:
-    """The highest rate tried, each half as high again, at which no call fails and p99 stays sound; its figures.
+    """The highest rate found at which no call fails and p99 stays sound; its figures.
 
-    A rate gets a second try: other work of the machine may have disturbed the first.
+    Each rate tried is half as high again, until one is too high; what lies between is halved twice.
     """
     best, found, rate = 0.0, Seen(), _FIRST
-    while rate <= _HIGHEST:
-        for _ in range(_TRIES):
-            seen = await measure(up, rate, _STEP_S)
-            p99, done = seen.p(0.99), len(seen.seconds)
-            is_sound = not seen.problems() and p99 <= SOUND_P99_MS and done >= 0.95 * rate * _STEP_S
-            say(f"{rate:6.0f} calls/s for {_STEP_S:g} s: p50 {seen.p(0.5):.1f} ms, p99 {p99:.1f} ms, {done} answers")
-            if is_sound:
-                break
-        else:
-            return best, found
+    while rate <= _HIGHEST and (seen := await _sound(up, rate)):
         best, found, rate = rate, seen, rate * _GROWTH
-    return best, found
+    if not best or rate > _HIGHEST:
+        return best, found
+    low, high = best, rate
+    for _ in range(_HALVINGS):
+        middle = round((low + high) / 2)
+        if seen := await _sound(up, middle):
+            low, found = middle, seen
+        else:
+            high = middle
+    return low, found
+
+
+async def _sound(up: Up, rate: float) -> Seen | None:
+    """The figures at `rate` when it is sound. It gets a second try: other work of the machine may disturb the first."""
+    for _ in range(_TRIES):
+        seen = await measure(up, rate, _STEP_S)
+        p99, done = seen.p(0.99), len(seen.seconds)
+        say(f"{rate:6.0f} calls/s for {_STEP_S:g} s: p50 {seen.p(0.5):.1f} ms, p99 {p99:.1f} ms, {done} answers")
+        if not seen.problems() and p99 <= SOUND_P99_MS and done >= 0.95 * rate * _STEP_S:
+            return seen
+    return None
 
 
 async def run_measure(up: Up) -> tuple[float, Result]:
@@ -73,6 +85,7 @@ async def run(up: Up, *, rate: float, minutes: float, seed: int, kill_every_s: f
         converged_s = await pushes.until_served()
     seen = load.seen
     problems = [*seen.problems(), *killer.problems, *pushes.problems]
+    problems += await asyncio.to_thread(load.truth.problems, pushes.stages)
     says = (
         f"{seen.calls} calls at {rate:.0f}/s, {seen.failed} failed, {seen.unstamped} without a stamp; "
         f"{sum(killer.killed.values())} kills; {len(pushes.pushed)} pushes, the last one served by all "
@@ -84,6 +97,7 @@ async def run(up: Up, *, rate: float, minutes: float, seed: int, kill_every_s: f
         "calls": seen.calls,
         "failed": seen.failed,
         "unstamped": seen.unstamped,
+        "compared": load.truth.kept,
         "kills": dict(killer.killed),
         "back_s": {name: round(max(seconds), 2) for name, seconds in killer.back_s.items()},
         "pushes": len(pushes.pushed),

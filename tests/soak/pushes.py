@@ -29,10 +29,11 @@ SERVING = ("edge-a", "edge-b", "worker-1", "worker-2")
 
 @dataclass
 class Pushes:
-    """`pushed`: the versions, oldest first; `seconds`: what each took from the command to its release."""
+    """`pushed`: the versions, oldest first, `stages`: what each is; `seconds`: from the command to its release."""
 
     up: Up
     pushed: list[str] = field(default_factory=list)
+    stages: dict[str, str] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -62,6 +63,7 @@ class Pushes:
             self.problems.append(f"push of digits {stage} ended with {child.returncode}: {err.decode()[-600:]}")
             return
         self.pushed.append(json.loads(out)["version"])
+        self.stages[self.pushed[-1]] = stage
         self.seconds.append(time.monotonic() - started)
 
     async def until_served(self, timeout_s: float = CONVERGE_S) -> float:

@@ -101,6 +101,26 @@ def test_text_form_keeps_one_event_on_one_line() -> None:
     assert line.endswith("WARNING outrider: it broke error=first\\nsecond")
 
 
+def test_text_form_says_nothing_to_a_terminal() -> None:
+    stream = io.StringIO()
+    set_up("text", stream=stream)
+    log("it broke", error="\x1b[2Jgone\x9b1m\u2028new\ud800é", logging_of=3)
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith("it broke error=\\x1b[2Jgone\\x9b1m\\u2028new\\ud800é logging_of=3")
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_long_value_is_cut_and_its_key_not_kept(form: str) -> None:
+    stream = io.StringIO()
+    set_up(form, stream=stream)  # type: ignore[arg-type]
+    hook = EventLog(Clock())
+    for last in "ab":  # alike as far as they are kept
+        hook(TargetFailed(request_id="1", model="m" * 100_000 + last, target="cloud", error="e" * 100_000))
+    assert len(stream.getvalue().splitlines()) == 1
+    assert 4000 < len(stream.getvalue()) < 4500
+    assert "m" * 2000 + "..." in stream.getvalue()
+
+
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_tracebacks_are_kept(form: str) -> None:
     stream = io.StringIO()

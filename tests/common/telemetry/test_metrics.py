@@ -72,6 +72,20 @@ def test_made_up_model_names_do_not_grow_the_registry() -> None:
     assert sum(1 for key in got if key[0] == "outrider_requests_total") == 256 + 2
 
 
+def test_a_label_has_at_most_255_characters() -> None:
+    metrics = Metrics()
+    for last in "ab":
+        model = "m" * 100_000 + last
+        metrics(structs.replace(DONE, model=model))
+        metrics(structs.replace(DONE, model=model, error="NotFound"))
+        metrics(CacheLookup(model=model, is_hit=True))
+        metrics(BatchDone(model=model, rows=1, items=1, seconds=0.1))
+    got = samples(metrics)
+    assert got["outrider_requests_total", "m" * 255, "", "ok", "edge"] == 2
+    assert got["outrider_batch_rows_count", "m" * 255] == 2
+    assert max(len(label) for key in got for label in key) == 255
+
+
 def test_other_packages_add_their_own_events() -> None:
     @dataclass(frozen=True)
     class Fetched:

@@ -219,6 +219,24 @@ async def test_stream_goes_on_after_bytes_that_are_no_message(served: Served) ->
     assert served.target.requests[0].context.id != "one"
 
 
+async def test_a_stream_says_which_of_its_requests_failed(served: Served) -> None:
+    """As Triton does: the error's message has the id, and says that nothing more comes for it."""
+    failing = [typed(model, "FP32", [1], fp32_contents=[1.0]) for model in ("nothing", "buggy", "echo")]
+    failing[2].inputs[0].name = ""
+    for i, request in enumerate(failing):
+        request.id = f"call {i}"
+    async with grpc.aio.insecure_channel(served.grpc) as channel:
+        method = channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            response_deserializer=public.ModelStreamInferResponse.FromString,
+        )
+        sent = [b"\xff\xff\xff", *(request.SerializeToString() for request in failing)]
+        replies = [reply async for reply in method(iter(sent))]
+    assert all(reply.error_message for reply in replies)
+    assert [reply.infer_response.id for reply in replies] == ["", "call 0", "call 1", "call 2"]
+    assert all(reply.infer_response.parameters["triton_final_response"].bool_param for reply in replies)
+
+
 async def test_cancelled_stream_cancels_its_call(served: Served) -> None:
     async with grpc.aio.insecure_channel(served.grpc) as channel:
         call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()

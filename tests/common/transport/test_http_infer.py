@@ -135,6 +135,26 @@ async def test_a_connection_that_is_cut_cancels_its_call(served: Served, wire: W
         await served.target.was_cancelled.wait()
 
 
+@pytest.mark.parametrize("ahead", [0, 30_000, 300_000, 1_500_000])
+async def test_a_caller_who_leaves_is_noticed_whatever_was_sent_ahead(served: Served, wire: Wire, ahead: int) -> None:
+    wire.writer.write(call("slow"))
+    async with asyncio.timeout(5):
+        await served.target.started.wait()
+        wire.writer.write(call("echo", b" " * 200_000)[:ahead] if ahead <= 200_000 else call() * (ahead // len(call())))
+        await asyncio.sleep(0.1)
+        wire.writer.transport.abort()
+        await served.target.was_cancelled.wait()
+
+
+async def test_half_a_head_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_infer, "_IDLE_S", 0.1)
+    async with serve_http(plane(FakeTarget()), drain_s=1.0) as server:
+        for half in (b"POST /v2/models/echo/inf", b"GET /v2", call()[:-1]):
+            async with await connected(server.port) as wire, asyncio.timeout(5):
+                wire.writer.write(half)
+                assert await wire.reader.read() == b""
+
+
 async def test_a_connection_that_says_nothing_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_infer, "_IDLE_S", 0.1)
     async with serve_http(plane(FakeTarget()), drain_s=1.0) as server, await connected(server.port) as wire:
