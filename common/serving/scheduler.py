@@ -2,7 +2,8 @@
 
 Work-conserving: it never waits while the device is idle, the batching window is the time the device is busy. Strict
 class order, earliest due time first within a class. What can no longer be answered in time is given back at once, never
-run. Counts are rows, not requests.
+run. Behind a backlog of more than a batch, what could only be answered by a smaller batch is passed over: else what is
+nearly late would cut every batch to a row or two, and the backlog would never end. Counts are rows, not requests.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 import msgspec
@@ -19,7 +20,7 @@ from common.request import SLA_S, Priority
 from common.serving.latency import LatencyModel
 
 _PATIENCE_S = 60.0  # due time of a request whose class has no latency target: it is not passed over for ever
-_LOOK_PAST = 16  # items too large for what is left of a batch that are passed over in search of a smaller one
+_LOOK_PAST = 64  # items that do not fit into a batch and are passed over in search of one that does
 
 
 class Item(msgspec.Struct, kw_only=True, eq=False):
@@ -90,7 +91,9 @@ class ClassScheduler:
             return False
         order = next(self._order)
         due = min(item.deadline, now + min(SLA_S[item.priority], _PATIENCE_S))
-        self._queues[item.priority].setdefault(item.key, _Queue()).push(due, order, item)
+        queue = self._queues[item.priority].setdefault(item.key, _Queue())
+        queue.push(due, order, item)
+        queue.rows += item.rows
         if not math.isinf(item.deadline):
             last_start = item.deadline - takes
             self._expiry.push(last_start if last_start > now else item.deadline, order, item)
@@ -131,11 +134,14 @@ class ClassScheduler:
         rows = 0
         if not self._queued:
             return batch
+        aside: list[tuple[_Queue, list[_Entry]]] = []
         for priority in [one for one, queued in self._rows.items() if queued]:  # most urgent first
-            if not batch and (batch := self._head(priority)):
+            if not batch and (batch := self._head(priority, now, aside)):
                 rows = batch[0].rows
             if batch:
                 rows = self._fill(batch, rows, priority, now)
+        for queue, passed_over in aside:
+            queue.put_back(passed_over)
         if batch:
             self._started_at = now
             self._busy_until = now + batch[0].latency.seconds(rows, now)
@@ -169,14 +175,23 @@ class ClassScheduler:
         left = self._busy_until - now
         return left if left > 0 else now - self._started_at
 
-    def _head(self, priority: Priority) -> list[Item]:
+    def _head(self, priority: Priority, now: float, aside: list[tuple[_Queue, list[_Entry]]]) -> list[Item]:
         """The most urgent item of a class, taken out; empty where there is none."""
         queues = self._queues[priority]
         heads = [(first, key) for key, queue in list(queues.items()) if (first := self._first(queues, key, queue))]
         if not heads:
             return []
-        key = min(heads, key=lambda head: head[0])[1]
-        return [self._take(queues[key])]
+        queue = queues[min(heads, key=lambda head: head[0])[1]]
+        item = queue.peek()
+        if queue.rows <= item.max_rows:
+            return [self._take(queue)]
+        full_s = item.latency.seconds(item.max_rows, now)
+        passed_over = queue.pass_over(lambda other: other.deadline < now + full_s)
+        if queue.first() is None:
+            queue.put_back(passed_over)
+        else:
+            aside.append((queue, passed_over))
+        return [self._take(queue)]
 
     def _first(self, queues: dict[Hashable, _Queue], key: Hashable, queue: _Queue) -> tuple[float, int] | None:
         first = queue.first()
@@ -188,19 +203,17 @@ class ClassScheduler:
         """Takes what fits beside the head from one class; rows of the batch then."""
         head = batch[0]
         queue = self._queues[priority].get(head.key)
-        passed_over: list[tuple[float, int, Item]] = []
-        while queue is not None and rows < head.max_rows and len(passed_over) < _LOOK_PAST:
-            if (first := queue.first()) is None:
-                break
+        if queue is None:
+            return rows
+        passed_over: list[_Entry] = []
+        while rows < head.max_rows and len(passed_over) < _LOOK_PAST and queue.first() is not None:
             item = queue.peek()
             if _fits(batch, rows, item, now):
                 batch.append(self._take(queue))
                 rows += item.rows
             else:
-                passed_over.append((*first, queue.pop()))
-        for due, order, item in passed_over:
-            assert queue is not None
-            queue.push(due, order, item)
+                passed_over.append(queue.pop_entry())
+        queue.put_back(passed_over)
         return rows
 
     def _take(self, queue: _Queue) -> Item:
@@ -217,19 +230,25 @@ class ClassScheduler:
             self._expiry.has_left()
         self._rows[item.priority] -= item.rows
         self._queued -= 1
+        self._queue_of(item).rows -= item.rows
         self._work_s[item.priority] -= self._cost_s.pop(item.id)
         if self._rows[item.priority] == 0:
             self._work_s[item.priority] = 0.0  # no rounding is carried on
 
 
-class _Queue:
-    """A heap of (due, order, item) from which items may leave at any place; those are dropped in time."""
+_Entry = tuple[float, int, Item]
 
-    __slots__ = ("_gone", "_heap")
+
+class _Queue:
+    """A heap of (due, order, item) from which items may leave at any place; those are dropped in time. `rows`: of the
+    items in it, kept by its owner."""
+
+    __slots__ = ("_gone", "_heap", "rows")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Item]] = []
+        self._heap: list[_Entry] = []
         self._gone = 0
+        self.rows = 0
 
     def push(self, due: float, order: int, item: Item) -> None:
         heapq.heappush(self._heap, (due, order, item))
@@ -244,6 +263,20 @@ class _Queue:
     def pop(self) -> Item:
         """The first item; after `first` has said that there is one."""
         return heapq.heappop(self._heap)[2]
+
+    def pop_entry(self) -> _Entry:
+        return heapq.heappop(self._heap)
+
+    def pass_over(self, is_passed: Callable[[Item], bool]) -> list[_Entry]:
+        """Takes out the first items for as long as they are, `_LOOK_PAST` at most."""
+        passed_over: list[_Entry] = []
+        while len(passed_over) < _LOOK_PAST and self.first() is not None and is_passed(self.peek()):
+            passed_over.append(self.pop_entry())
+        return passed_over
+
+    def put_back(self, entries: list[_Entry]) -> None:
+        for entry in entries:
+            heapq.heappush(self._heap, entry)
 
     def has_left(self) -> None:
         """An item somewhere in the heap is gone. Once most are, the heap is made anew without them."""
