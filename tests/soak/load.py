@@ -53,6 +53,7 @@ class Seen:
     failures: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
+    when: Counter[tuple[int, str]] = field(default_factory=Counter)  # failures by tens of seconds and kind of call
     targets: Counter[str] = field(default_factory=Counter)
     versions: Counter[str] = field(default_factory=Counter)
 
@@ -77,6 +78,8 @@ class Seen:
         found += [f"{count} of {self.calls} calls {what}" for what, count in counts.items() if count]
         if self.errors:
             found.append("failed with " + ", ".join(f"{name} ({count})" for name, count in self.errors.most_common()))
+        if self.when:
+            found.append("begun at " + ", ".join(f"{at} s {what} ({n})" for (at, what), n in sorted(self.when.items())))
         if slow := sum(seconds > self.longest_s for seconds in self.seconds):
             found.append(f"{slow} calls took more than {self.longest_s:g} s, the longest {self.p(1.0) / 1000:.1f} s")
         return found + self.failures
@@ -154,6 +157,7 @@ class Load:
                 raise
             seen.failed += 1
             seen.errors[type(exc).__name__] += 1
+            seen.when[10 * int(number / self._rate / 10), "photo" if _is_photo(number) else f"way {number % 3}"] += 1
             seen.fault(f"call {number}, {time.monotonic() - started:.2f} s: {type(exc).__name__}: {exc}")
             return
         seen.seconds.append(time.monotonic() - started)
