@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+_MANY = 2**31 - 1  # rows, where a row more costs nothing
+
 
 class LatencyModel:
     """`base_s` + `per_row_s` * rows, scaled by a forgetting average of measured over predicted.
@@ -29,6 +31,13 @@ class LatencyModel:
     def queued(self, rows: int, max_rows: int, now: float) -> float:
         """What `rows` add to a queue that is served in full batches."""
         return self.seconds(max_rows, now) * rows / max_rows
+
+    def rows_within(self, seconds: float, now: float) -> int:
+        """The most rows of a batch that is predicted to take at most `seconds`; 0 where not even one would."""
+        left = seconds / self._scale_at(now) - self.base_s
+        if left < self.per_row_s or left < 0:
+            return 0
+        return int(min(left / self.per_row_s, _MANY)) if self.per_row_s else _MANY
 
     def is_stale(self, now: float) -> bool:
         """Nothing has been observed for so long that the estimate is worth a try."""

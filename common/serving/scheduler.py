@@ -1,9 +1,12 @@
 """What the device does next: a pure object, no I/O, time is an argument (monotonic seconds).
 
 Work-conserving: it never waits while the device is idle, the batching window is the time the device is busy. Strict
-class order, earliest due time first within a class. What can no longer be answered in time is given back at once, never
-run. Behind a backlog of more than a batch, what could only be answered by a smaller batch is passed over: else what is
-nearly late would cut every batch to a row or two, and the backlog would never end. Counts are rows, not requests.
+class order. Within a class the engines share the device's time evenly (start-time fair queueing, Goyal et al., 1996):
+the backlog of one never starves another; earliest due time first within that. A batch takes no longer than half the
+latency target of the most urgent class that is served here: nothing can break in on it. What can no longer be done in
+time is given back at once, never run. Behind a backlog of more than a batch, what could only be answered by a smaller
+batch is passed over: else what is nearly late would cut every batch to a row or two, and the backlog would never end.
+Counts are rows, not requests.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from common.request import SLA_S, Priority
 from common.serving.latency import LatencyModel
 
 _PATIENCE_S = 60.0  # due time of a request whose class has no latency target: it is not passed over for ever
+_SERVED_S = 10.0  # since its last request: for so long a class counts as served here
 _LOOK_PAST = 64  # items that do not fit into a batch and are passed over in search of one that does
 
 
@@ -84,6 +88,9 @@ class ClassScheduler:
         self._cost_s: dict[int, float] = {}  # what each queued item added to that
         self._started_at: float | None = None  # of the batch that runs
         self._busy_until = 0.0
+        self._seen_at = dict.fromkeys(Priority, -math.inf)  # last request of each class
+        self._round = 0.0  # start tag of the last batch: seconds of device time, of an engine that always had its share
+        self._shares: dict[int, float] = {}  # by engine: what it has had, counted from the rounds it took part in
 
     def push(self, item: Item, now: float) -> bool:
         takes = item.latency.seconds(item.rows, now)
@@ -97,9 +104,10 @@ class ClassScheduler:
         if not math.isinf(item.deadline):
             last_start = item.deadline - takes
             self._expiry.push(last_start if last_start > now else item.deadline, order, item)
+        self._seen_at[item.priority] = now
         self._rows[item.priority] += item.rows
         self._queued += 1
-        self._cost_s[item.id] = item.latency.queued(item.rows, item.max_rows, now)
+        self._cost_s[item.id] = item.latency.queued(item.rows, self._cap(item, now), now)
         self._work_s[item.priority] += self._cost_s[item.id]
         return True
 
@@ -107,7 +115,7 @@ class ClassScheduler:
         if self._queued or self._started_at is not None or item.deadline <= now:
             return False
         item.is_gone = True
-        self._started_at = now
+        self._seen_at[item.priority] = self._started_at = now
         self._busy_until = now + item.latency.seconds(item.rows, now)
         return True
 
@@ -143,6 +151,7 @@ class ClassScheduler:
         for queue, passed_over in aside:
             queue.put_back(passed_over)
         if batch:
+            self._round = self._share(batch[0])
             self._started_at = now
             self._busy_until = now + batch[0].latency.seconds(rows, now)
         return batch
@@ -163,6 +172,10 @@ class ClassScheduler:
         if batch:
             rows = batch[0].rows if len(batch) == 1 else sum(item.rows for item in batch)
             batch[0].latency.observe(rows, elapsed, now)
+        if not self._queued:
+            self._shares.clear()  # nobody waits: nobody is owed anything
+        elif batch:
+            self._shares[id(batch[0].latency)] = self._round + elapsed
 
     @property
     def _is_idle(self) -> bool:
@@ -175,17 +188,33 @@ class ClassScheduler:
         left = self._busy_until - now
         return left if left > 0 else now - self._started_at
 
+    def _share(self, item: Item) -> float:
+        """Start tag of the item's engine: one that has had nothing for a while is owed nothing for that."""
+        return max(self._shares.get(id(item.latency), 0.0), self._round)
+
+    def _cap(self, item: Item, now: float) -> int:
+        """Rows of a batch with this item, at most: a request of the most urgent class that arrives just after its start
+        is still in time behind it. Twice the time of one row is always allowed."""
+        served = [one for one, at in self._seen_at.items() if self._rows[one] or now - at <= _SERVED_S]
+        budget = max(SLA_S[min(served, default=item.priority)] / 2, 2 * item.latency.seconds(1, now))
+        return max(1, min(item.max_rows, item.latency.rows_within(budget, now)))
+
     def _head(self, priority: Priority, now: float, aside: list[tuple[_Queue, list[_Entry]]]) -> list[Item]:
         """The most urgent item of a class, taken out; empty where there is none."""
         queues = self._queues[priority]
-        heads = [(first, key) for key, queue in list(queues.items()) if (first := self._first(queues, key, queue))]
+        heads = [
+            (self._share(queue.peek()), *first, queue)
+            for key, queue in list(queues.items())
+            if (first := self._first(queues, key, queue))
+        ]
         if not heads:
             return []
-        queue = queues[min(heads, key=lambda head: head[0])[1]]
+        queue = min(heads, key=lambda head: head[:3])[3]
         item = queue.peek()
-        if queue.rows <= item.max_rows:
+        cap = self._cap(item, now)
+        if queue.rows <= cap:
             return [self._take(queue)]
-        full_s = item.latency.seconds(item.max_rows, now)
+        full_s = item.latency.seconds(cap, now)
         passed_over = queue.pass_over(lambda other: other.deadline < now + full_s)
         if queue.first() is None:
             queue.put_back(passed_over)
@@ -206,9 +235,10 @@ class ClassScheduler:
         if queue is None:
             return rows
         passed_over: list[_Entry] = []
-        while rows < head.max_rows and len(passed_over) < _LOOK_PAST and queue.first() is not None:
+        cap = self._cap(head, now)
+        while rows < cap and len(passed_over) < _LOOK_PAST and queue.first() is not None:
             item = queue.peek()
-            if _fits(batch, rows, item, now):
+            if rows + item.rows <= cap and _is_in_time(batch, rows, item, now):
                 batch.append(self._take(queue))
                 rows += item.rows
             else:
@@ -292,10 +322,7 @@ class _Queue:
             self._gone = max(0, self._gone - 1)
 
 
-def _fits(batch: list[Item], rows: int, item: Item, now: float) -> bool:
-    """May `item` ride along: within the batch limit, and nobody aboard is made late by it."""
-    head = batch[0]
-    if rows + item.rows > head.max_rows:
-        return False
-    end = now + head.latency.seconds(rows + item.rows, now)
+def _is_in_time(batch: list[Item], rows: int, item: Item, now: float) -> bool:
+    """May `item` ride along: neither it nor anybody aboard is made late by it."""
+    end = now + batch[0].latency.seconds(rows + item.rows, now)
     return end <= item.deadline and all(end <= other.deadline for other in batch)

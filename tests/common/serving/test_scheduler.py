@@ -233,3 +233,85 @@ def test_a_backlog_that_has_reached_its_deadlines_ends() -> None:
             clock = max(arrived, clock + 0.001)
     assert max(late) < 14.0
     assert answered > 0.9 * 400 * 28
+
+
+def slow_item(number: int, latency: LatencyModel, *, priority: Priority = Priority.INTERACTIVE, rows: int = 1) -> Item:
+    key = str(id(latency))
+    return Item(id=number, key=key, rows=rows, priority=priority, deadline=math.inf, latency=latency, max_rows=32)
+
+
+@pytest.mark.parametrize(
+    ("seen", "rows"),
+    [
+        (Priority.OFFLINE, 32),  # no latency target: as full as it may be
+        (Priority.BATCH, 19),  # 0.125 + 19 x 0.125 = 2.5 s, half of 5 s
+        (Priority.INTERACTIVE, 3),  # half of 0.5 s is one row: twice its time, 0.5 s
+        (Priority.REALTIME, 3),
+    ],
+)
+def test_a_batch_leaves_half_the_target_of_the_most_urgent_class_seen(seen: Priority, rows: int) -> None:
+    scheduler, latency = ClassScheduler(), LatencyModel(0.125, 0.125)
+    scheduler.push(slow_item(0, latency, priority=seen), 0.0)
+    scheduler.done(scheduler.next(0.0), 0.2, 0.2)
+    for number in range(1, 41):
+        scheduler.push(slow_item(number, latency, priority=Priority.OFFLINE), 0.2)
+    assert len(scheduler.next(0.2)) == rows
+
+
+def test_a_class_that_has_not_been_seen_for_ten_seconds_no_longer_cuts_batches() -> None:
+    scheduler, latency = ClassScheduler(), LatencyModel(0.125, 0.125)
+    assert scheduler.start(slow_item(0, latency, priority=Priority.REALTIME), 0.0)
+    scheduler.done([], 0.2, 0.2)
+    for number in range(1, 80):
+        scheduler.push(slow_item(number, latency, priority=Priority.BATCH), 0.2)
+    assert len(scheduler.next(9.0)) == 3
+    assert len(scheduler.next(11.0)) == 19
+
+
+def test_a_request_larger_than_the_cap_runs_alone() -> None:
+    scheduler, latency = ClassScheduler(), LatencyModel(0.125, 0.125)
+    for number in range(3):
+        scheduler.push(slow_item(number, latency, rows=8), 0.0)
+    assert [len(scheduler.next(0.0)) for _ in range(4)] == [1, 1, 1, 0]
+
+
+def test_the_backlog_of_a_slow_engine_does_not_starve_a_quick_one() -> None:
+    """Two engines on one device, twice as much work as it can do, all of it by the slow one: the quick one, 200 calls/s
+    at 1 ms, still gets its fifth of the device, each answer behind one batch of the other at most."""
+    scheduler, slow, quick = ClassScheduler(), LatencyModel(0.0, 0.1), LatencyModel(0.001, 0.0)
+    clock, number, waits = 0.0, 0, []
+    arrivals = {id(slow): (0.05, 0.0), id(quick): (0.005, 0.0)}
+    pushed: dict[int, float] = {}
+    while clock < 20.0:
+        for latency in (slow, quick):
+            every, at = arrivals[id(latency)]
+            while at <= clock:
+                number += 1
+                scheduler.push(slow_item(number, latency), at)
+                pushed[number] = at
+                at += every
+            arrivals[id(latency)] = every, at
+        batch = scheduler.next(clock)
+        took = batch[0].latency.seconds(len(batch), clock) if batch else 0.001
+        clock += took
+        if batch:
+            scheduler.done(batch, took, clock)
+            waits += [clock - pushed[one.id] for one in batch if one.latency is quick]
+    assert len(waits) > 0.95 * 200 * 20
+    assert max(waits) < 0.25 + 0.01
+
+
+def test_an_engine_that_was_idle_is_owed_nothing_for_it() -> None:
+    scheduler, one, other = ClassScheduler(), LatencyModel(0.0, 0.2), LatencyModel(0.0, 0.2)
+    for number in range(20):
+        scheduler.push(slow_item(number, one), 0.0)
+    for turn in range(5):  # one second of `one` alone
+        scheduler.done(scheduler.next(0.2 * turn), 0.2, 0.2 * turn + 0.2)
+    for number in range(20, 40):
+        scheduler.push(slow_item(number, other), 1.0)
+    took = []
+    for turn in range(6):
+        batch = scheduler.next(1.0 + turn / 5)
+        took.append(batch[0].latency is one)
+        scheduler.done(batch, 0.2, 1.2 + turn / 5)
+    assert took.count(True) == 3
