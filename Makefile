@@ -5,11 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install up test soak lint format types contract check smoke protos docs clean
+.PHONY: install up test soak fuzz fuzz-kernels lint format types contract check smoke protos docs clean
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard sync/codec/_kernels/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit("Outrider needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
@@ -25,6 +25,12 @@ test: install
 # Minutes to an hour: load with kills, memory, fuzz, schema, clock steps; `make soak SOAK="kills --minutes 2"`.
 soak: install
 	$(BIN)/python -m tests.soak $(SOAK)
+
+# A million inputs each, under the sanitizers where C is concerned; what is found stays in build/fuzz.
+fuzz: fuzz-kernels
+
+fuzz-kernels:
+	tests/fuzz/kernels
 
 lint: install
 	$(BIN)/ruff check .

@@ -203,6 +203,22 @@ class CorruptSlab(SyncError):
         super().__init__(f"slab {slab}: {problem}")
 
 
+class CorruptPack(SyncError):
+    """The index of a pack is not what docs/formats/slab.md asks for: its slabs travel as `full`."""
+
+    def __init__(self, base: str, target: str, problem: str) -> None:
+        self.base, self.target, self.problem = base, target, problem
+        super().__init__(f"pack from {base} to {target}: {problem}")
+
+
+class FileChanged(SyncError):
+    """A file did not stand still while it was read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"{path} changed while it was being read; accepted: a file that nobody writes to")
+
+
 class FetchError(SyncError):
     """The sync service could not be reached or broke off. Transient unless `is_permanent`."""
 

@@ -1,4 +1,7 @@
-"""`outrider sync serve | broker | keys init`: the parameter path's processes. Each is imported when it starts."""
+"""`outrider sync serve | broker | keys init`: the parameter path's processes. Each is imported when it starts.
+
+`diff` and `inspect`, which look at files, are next door.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sync.diff_command import add_diff, add_inspect
+
 if TYPE_CHECKING:
     from sync.service import ServiceConfig
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    sync = subparsers.add_parser("sync", help="parameter releases: service, broker, keys")
+    sync = subparsers.add_parser("sync", help="parameter releases: service, broker, keys, files")
     commands = sync.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
     _add_broker(commands)
     _add_keys(commands)
+    add_diff(commands)
+    add_inspect(commands)
 
 
 def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

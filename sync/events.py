@@ -16,7 +16,8 @@ class PollDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlabsFetched:
-    """A fetch has ended, complete or broken off. `bytes_by_form` counts whole objects, as they came over the wire."""
+    """A fetch has ended, complete or broken off. `bytes_by_form` counts what came over the wire:
+    payloads by form, whole `full` objects, `tables` and `index`."""
 
     model: str
     version: str

@@ -1,15 +1,14 @@
-"""From a bundle folder to a signed release: cut, store what is new, store the differences, sign, move in.
+"""From a bundle folder to a signed release: cut, store what is new, pack the differences, sign, move in.
 
-Slabs that the store has are not written again. Each new slab gets a `full` object and, where that is smaller, a delta
-to the slab at the same place in each of the last `DELTA_BASES` releases: two, so that a node that refused the last
+Slabs that the store has are not written again. Each new slab gets a `full` object; its differences to the slab at the
+same place go into one pack for each of the last `DELTA_BASES` releases: two, so that a node that refused the last
 release still gets the next one as a difference to what it serves.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +19,7 @@ from common.bundle import Bundle, files_of
 from common.clock import Clock
 from common.errors import BundleError, CorruptSlab
 from sync import codec
-from sync.containers import Tensor, read_layout
+from sync.containers import Tensor
 from sync.release import (
     Desired,
     FileEntry,
@@ -35,14 +34,14 @@ from sync.release import (
     shared_files,
     to_bytes,
 )
-from sync.slabs import Cut, cut, read_pieces, slab_id
+from sync.release_packs import ReleasePacks, Source
+from sync.slabs import Cut, read_pieces, slab_id
 from sync.store import Store
 from sync.trust.keys import Keys
 from sync.trust.repository import Lives, Repository
 
 DELTA_BASES: Final = 2
-
-Bases = dict[tuple[str, str], list[SlabEntry]]  # (file, key) -> that place's slabs in the last releases, newest first
+_LOOK_BACK: Final = 16  # releases: some may be of the same content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +57,16 @@ class Published:
     slabs_new: int  # not in the release before
     bytes_raw: int
     bytes_full: int  # every slab as `full`: what a node with nothing fetches
-    bytes_delta: int  # what a node with the release before fetches
+    bytes_delta: int  # what a node with the release before fetches: payloads, table sets, index
+    bytes_by_form: Mapping[str, int]  # the same, by form
+    bytes_manifest: int  # which every node fetches beside that
 
 
 class Publisher:
     """Writes releases into a store. Several may run at once: the store's lock makes them take turns."""
 
     def __init__(self, store: Store, keys: Keys, *, lives: Lives | None = None, clock: Clock | None = None) -> None:
-        self._store = store
+        self._store, self._packs = store, ReleasePacks(store)
         self._repository = Repository(store, keys, lives=lives, clock=clock)
 
     def publish(self, folder: Path, *, force: bool = False, wait_s: float = 60.0) -> Published:
@@ -96,8 +97,8 @@ class Publisher:
         model = bundle.spec.model.name
         current = self.current(model)
         history = self._history(model, current)
-        bases = _by_place(history)
-        entries = tuple(self._store_file(name, path, bases, heals=force) for name, path in files.items())
+        sources = {name: Source.of(name, path) for name, path in files.items()}
+        entries = tuple(self._store_file(source, heals=force) for source in sources.values())
         manifest = Manifest(
             model=model,
             version=str(1 + max((int(one.version) for one in history), default=0)),
@@ -109,6 +110,8 @@ class Publisher:
         check_manifest(manifest)
         if current is not None and manifest.digest() == current.digest and not force:
             return self._report(history[0], current, history[0], is_new=False)
+        for base in _others(history, manifest):
+            self._packs.write(manifest, base, sources, heals=force)
         desired = self._sign(manifest, 1 if current is None else current.epoch + 1)
         return self._report(manifest, desired, history[0] if history else None, is_new=True)
 
@@ -126,30 +129,31 @@ class Publisher:
         return desired
 
     def _history(self, model: str, current: Desired | None) -> list[Manifest]:
-        """The last `DELTA_BASES` releases, newest first."""
+        """The last releases, newest first: until `DELTA_BASES` different ones are among them."""
         history: list[Manifest] = []
         version = None if current is None else current.version
-        while version is not None and len(history) < DELTA_BASES:
+        while version is not None and len(history) < _LOOK_BACK:
             manifest = self.manifest(model, version)
             if manifest is None:
                 break
             history.append(manifest)
+            if len({one.digest() for one in history}) > DELTA_BASES:
+                break
             version = manifest.parent
         return history
 
-    def _store_file(self, name: str, path: Path, bases: Bases, *, heals: bool) -> FileEntry:
-        layout = read_layout(path)
-        with _opened(path) as fd:
-            cuts, before = cut(layout), os.fstat(fd)
-            slabs = tuple(self._store_slab(fd, one, bases.get((name, one.key), []), heals=heals) for one in cuts)
+    def _store_file(self, source: Source, *, heals: bool) -> FileEntry:
+        with source.opened() as fd:
+            before = os.fstat(fd)
+            slabs = tuple(self._store_slab(fd, one, heals=heals) for one in source.cuts)
             digest, size = _hash(fd)
             after = os.fstat(fd)
-        if size != layout.size or before.st_mtime_ns != after.st_mtime_ns:
-            raise BundleError(str(path), "changed while it was being published")
-        tensors = tuple(_entry(tensor, indices) for tensor, indices in _slabs_of(layout.tensors, cuts))
-        return FileEntry(path=name, size=size, digest=digest, tensors=tensors, slabs=slabs)
+        if size != source.layout.size or before.st_mtime_ns != after.st_mtime_ns:
+            raise source.changed()
+        tensors = tuple(_entry(tensor, indices) for tensor, indices in _slabs_of(source.layout.tensors, source.cuts))
+        return FileEntry(path=source.name, size=size, digest=digest, tensors=tensors, slabs=slabs)
 
-    def _store_slab(self, fd: int, place: Cut, bases: list[SlabEntry], *, heals: bool) -> SlabEntry:
+    def _store_slab(self, fd: int, place: Cut, *, heals: bool) -> SlabEntry:
         """`heals`: an object that the store has is read, and written anew where it is damaged."""
         raw = read_pieces(fd, place.pieces)
         slab = slab_id(raw)
@@ -158,43 +162,21 @@ class Publisher:
             self._store.drop_full(slab)
             full = None
         if full is None:
-            data = codec.encode_full(raw, place.width)
-            self._store.put_full(slab, data)
-            full = len(data)
-        for base in bases:
-            if base.id != slab and self._store.delta_bytes(slab, base.id) is None:
-                self._store_delta(slab, raw, place, base, full)
-        return SlabEntry(id=slab, key=place.key, width=place.width, is_float=place.is_float, pieces=place.pieces)
-
-    def _store_delta(self, slab: str, raw: bytes, place: Cut, base: SlabEntry, full_bytes: int) -> None:
-        """Kept only where it is smaller than the slab itself."""
-        if base.length != len(raw) or (base.width, base.is_float) != (place.width, place.is_float):
-            return
-        base_raw = self._raw(base)
-        if base_raw is not None:
-            data = codec.encode_delta(raw, base_raw, place.width, is_float=place.is_float)
-            if len(data) < full_bytes:
-                self._store.put_delta(slab, base.id, data)
+            self._store.put_full(slab, codec.encode_full(raw, place.width, place.mantissa).to_object())
+        return SlabEntry(id=slab, key=place.key, width=place.width, mantissa=place.mantissa, pieces=place.pieces)
 
     def _is_sound(self, slab: str, length: int) -> bool:
         data = self._store.full(slab)
         try:
-            return data is not None and bool(codec.decode(data, slab=slab, length=length))
+            return data is not None and bool(codec.decode_object(data, slab=slab, length=length))
         except CorruptSlab:
             return False
 
-    def _raw(self, slab: SlabEntry) -> bytes | None:
-        """From the store; None when it is gone or damaged there: then there is no delta, that is all."""
-        data = self._store.full(slab.id)
-        try:
-            return None if data is None else codec.decode(data, slab=slab.id, length=slab.length)
-        except CorruptSlab:
-            return None
-
     def _report(self, manifest: Manifest, desired: Desired, parent: Manifest | None, *, is_new: bool) -> Published:
         slabs = manifest.slabs()
-        full = {slab: self._store.full_bytes(slab) or 0 for slab in slabs}
-        delta = self._bytes_after(manifest, parent, full)
+        known = {} if parent is None else parent.slabs()
+        new = [slab for slab in slabs if slab not in known]
+        forms = self._packs.cost(new, manifest.digest(), None if parent is None else parent.digest())
         return Published(
             model=manifest.model,
             version=manifest.version,
@@ -202,33 +184,22 @@ class Publisher:
             digest=desired.digest,
             is_new=is_new,
             slabs=len(slabs),
-            slabs_new=len(delta),
+            slabs_new=len(new),
             bytes_raw=sum(slab.length for slab in slabs.values()),
-            bytes_full=sum(full.values()),
-            bytes_delta=sum(delta.values()),
+            bytes_full=sum(self._store.full_bytes(slab) or 0 for slab in slabs),
+            bytes_delta=sum(forms.values()),
+            bytes_by_form=forms,
+            bytes_manifest=len(self._repository.target(desired.manifest) or b""),
         )
 
-    def _bytes_after(self, manifest: Manifest, parent: Manifest | None, full: dict[str, int]) -> dict[str, int]:
-        """For each slab that `parent` has not: the bytes of the smallest object for a node that has `parent`."""
-        known = {} if parent is None else parent.slabs()
-        places = _by_place([] if parent is None else [parent])
-        sizes: dict[str, int] = {}
-        for file in manifest.files:
-            for slab in file.slabs:
-                if slab.id not in known:
-                    bases = places.get((file.path, slab.key), [])
-                    deltas = [self._store.delta_bytes(slab.id, base.id) for base in bases]
-                    sizes[slab.id] = min([full[slab.id], *(size for size in deltas if size is not None)])
-        return sizes
 
-
-def _by_place(history: list[Manifest]) -> Bases:
-    places: Bases = {}
-    for manifest in history:
-        for file in manifest.files:
-            for slab in file.slabs:
-                places.setdefault((file.path, slab.key), []).append(slab)
-    return places
+def _others(history: list[Manifest], manifest: Manifest) -> list[Manifest]:
+    """The last `DELTA_BASES` releases of other content than `manifest`, each content once, newest first."""
+    different: dict[str, Manifest] = {}
+    for one in history:
+        different.setdefault(one.digest(), one)
+    different.pop(manifest.digest(), None)
+    return list(different.values())[:DELTA_BASES]
 
 
 def _slabs_of(tensors: tuple[Tensor, ...], cuts: tuple[Cut, ...]) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
@@ -247,15 +218,6 @@ def _slabs_of(tensors: tuple[Tensor, ...], cuts: tuple[Cut, ...]) -> Iterator[tu
 
 def _entry(tensor: Tensor, slabs: tuple[int, ...]) -> TensorEntry:
     return TensorEntry(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, offset=tensor.offset, slabs=slabs)
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _hash(fd: int) -> tuple[str, int]:

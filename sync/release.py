@@ -1,7 +1,8 @@
 """What a release says: the manifest (format 1), the desired state (format 1), and which files one node needs.
 
-Both are signed as TUF targets. The release's digest is taken over its files' names and hashes, so the same content has
-the same digest under whatever version it is published: that is what a node puts in quarantine.
+Both are signed as TUF targets; a manifest is one zstd frame of JSON, a desired state plain JSON. The release's digest
+is taken over its files' names and hashes, so the same content has the same digest under whatever version it is
+published: that is what a node puts in quarantine.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from blake3 import blake3
 from common.bundle import DESCRIPTION, BundleSpec, Variant, check_relative, files_of
 from common.config import from_json, to_json
 from common.errors import BadRelease, BundleError, ConfigError, IncompatibleRelease
+from sync.codec import KINDS
+from sync.codec.forms import compress, decompress
 from sync.slabs import MAX_SLAB_BYTES, Piece
 
 FORMAT: Final = 1
+MAX_MANIFEST_BYTES: Final = 64 << 20  # unpacked
+_LEVEL: Final = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +31,8 @@ class SlabEntry:
 
     id: str
     key: str
-    width: int
-    is_float: bool
+    width: int  # bytes per element
+    mantissa: int  # bits below the exponent of floating-point elements; 0: integers, bytes
     pieces: tuple[Piece, ...]
 
     @property
@@ -102,7 +107,7 @@ def shared_files(spec: BundleSpec) -> tuple[str, ...]:
 
 
 def manifest_path(model: str, version: str) -> str:
-    return f"releases/{model}/{version}.json"
+    return f"releases/{model}/{version}.json.zst"
 
 
 def desired_path(model: str) -> str:
@@ -110,12 +115,18 @@ def desired_path(model: str) -> str:
 
 
 def to_bytes(value: Manifest | Desired) -> bytes:
-    return to_json(value)
+    """As it is signed and travels."""
+    data = to_json(value)
+    return compress(data, _LEVEL) if isinstance(value, Manifest) else data
 
 
 def parse_manifest(data: bytes, name: str) -> Manifest:
     """Raises `BadRelease` when it is malformed, `IncompatibleRelease` for a later format."""
-    manifest: Manifest = _parse(data, Manifest, name)
+    try:
+        unpacked = decompress(memoryview(data), 0, MAX_MANIFEST_BYTES)
+    except ValueError as exc:
+        raise BadRelease(name, f"its manifest cannot be unpacked: {exc}") from exc
+    manifest: Manifest = _parse(unpacked, Manifest, name)
     if manifest.name != name:
         raise BadRelease(name, f"its manifest is that of {manifest.name}")
     check_manifest(manifest)
@@ -160,7 +171,8 @@ def check_manifest(manifest: Manifest) -> None:
 
 def _check_file(release: str, file: FileEntry) -> None:
     for slab in file.slabs:
-        if not _is_id(slab.id) or slab.width not in (1, 2, 4, 8) or not 0 < slab.length <= MAX_SLAB_BYTES:
+        is_kind = (slab.width, slab.mantissa) in KINDS and slab.length % slab.width == 0
+        if not _is_id(slab.id) or not is_kind or not 0 < slab.length <= MAX_SLAB_BYTES:
             raise BadRelease(release, f"file {file.path}: slab {slab.id[:64]!r} is malformed")
     at = 0
     for offset, length in sorted(piece for slab in file.slabs for piece in slab.pieces):

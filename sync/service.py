@@ -1,4 +1,4 @@
-"""The sync service: hands out signed files and slabs over gRPC, keeps online signatures fresh, hints at news.
+"""The sync service: hands out signed files, slabs and packs over gRPC, keeps online signatures fresh, hints at news.
 
 It reads a store that publishers write (it looks at timestamp.json itself, twice a second) and is trusted with nothing
 but, where the keys are given to it, the online roles. It serves all the same when the broker is away.
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,9 +31,9 @@ logger = logging.getLogger(__name__)
 CHUNK_BYTES: Final = 256 << 10
 WATCH_S: Final = 0.5
 RENEW_S: Final = 60.0
-MAX_WANTS: Final = 65536
-MAX_BASES: Final = 16
-ID_BYTES: Final = 32
+MAX_RANGES: Final = 4096  # in one call, and what they may come to
+MAX_BYTES: Final = 128 << 20
+_READ_BYTES: Final = 1 << 20
 _READERS: Final = 2
 
 
@@ -132,20 +133,34 @@ class _Servicer(sync_pb2_grpc.SyncServicer):
     async def Fetch(  # noqa: N802
         self, request: sync_pb2.FetchRequest, context: Any
     ) -> AsyncIterator[sync_pb2.Piece]:
-        if len(request.wants) > MAX_WANTS or not all(map(_is_sound, request.wants)):
-            problem = f"ids have {ID_BYTES} bytes; at most {MAX_WANTS} slabs, {MAX_BASES} bases each"
+        problem = f"at most {MAX_RANGES} ranges and {MAX_BYTES} bytes in one call"
+        if len(request.ranges) > MAX_RANGES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
-        for want in request.wants:
-            bases = tuple(base.hex() for base in want.bases)
-            data = await _in(self._readers, self._store.smallest, want.id.hex(), bases)
-            if data is None:
-                await context.abort(grpc.StatusCode.NOT_FOUND, f"no slab {want.id.hex()}")
-            for at in range(0, len(data), CHUNK_BYTES):
-                yield sync_pb2.Piece(id=want.id, object_bytes=len(data), offset=at, data=data[at : at + CHUNK_BYTES])
+        left = MAX_BYTES
+        for number, one in enumerate(request.ranges):
+            async for piece in self._range(number, one):
+                left -= len(piece.data)
+                if left < 0:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+                yield piece
 
-
-def _is_sound(want: sync_pb2.Want) -> bool:
-    return len(want.bases) <= MAX_BASES and all(len(one) == ID_BYTES for one in (want.id, *want.bases))
+    async def _range(self, number: int, one: sync_pb2.Range) -> AsyncIterator[sync_pb2.Piece]:
+        """What the file has of a range, in pieces; one without data where that is nothing."""
+        at, end = one.offset, one.offset + one.length if one.length else sys.maxsize
+        while True:
+            part = await _in(self._readers, self._store.part, one.name, at, min(_READ_BYTES, end - at))
+            size, data = (0, b"") if part is None else part
+            for start in range(0, len(data) or 1, CHUNK_BYTES):
+                yield sync_pb2.Piece(
+                    range=number,
+                    file_bytes=size,
+                    offset=at + start,
+                    data=data[start : start + CHUNK_BYTES],
+                    is_missing=part is None,
+                )
+            at += len(data)
+            if not data or at >= min(end, size):
+                return
 
 
 def _announcer(config: ServiceConfig, broker: str) -> Announcer:

@@ -1,9 +1,9 @@
 """Cutting a file into slabs: the unit that has an identity, is stored once and travels alone.
 
-A slab is whole rows of one tensor, at most `SLAB_BYTES` raw (a longer row is cut between elements). Tensors under
-`SMALL_BYTES` merge with their neighbours of the same element type, in order of position. A group ends when it would
-pass `GROUP_BYTES`, or after a tensor whose name says so (one name in 16, by hash): a tensor that appears, vanishes or
-changes its size moves the borders of its own group only. The skeleton is cut in the same way, as bytes.
+A slab is whole rows of one tensor, at most `SLAB_BYTES` raw (a longer row is cut between the codec's rows). Tensors
+under `SMALL_BYTES` merge with their neighbours of the same width and mantissa, in order of position. A group ends when
+it would pass `GROUP_BYTES`, or after a tensor whose name says so (one name in 16, by hash): a tensor that appears,
+vanishes or changes its size moves the borders of its own group only. The skeleton is cut in the same way, as bytes.
 A slab's id is the BLAKE3 of its raw bytes (64 hex digits): no codec has a part in it.
 """
 
@@ -17,6 +17,7 @@ from typing import Final
 from blake3 import blake3
 
 from sync.containers import Layout, Tensor
+from sync.containers.layout import ROW_OF_NONE
 
 SLAB_BYTES: Final = 1 << 20
 MAX_SLAB_BYTES: Final = 4 << 20  # what a reader accepts: a later publisher may cut larger
@@ -33,7 +34,8 @@ class Cut:
 
     key: str
     width: int  # bytes per element: 1, 2, 4, 8
-    is_float: bool
+    mantissa: int  # bits below the exponent, 0 for integers
+    row: int  # elements per row of the codec's `ctx` form
     pieces: tuple[Piece, ...]
 
     @property
@@ -71,19 +73,27 @@ def _write_all(fd: int, data: memoryview, offset: int) -> None:
 
 
 def _rows(tensor: Tensor) -> Iterator[Cut]:
-    row = tensor.length // tensor.shape[0] if tensor.shape else tensor.length
-    step = SLAB_BYTES // row * row if row <= SLAB_BYTES else SLAB_BYTES // tensor.width * tensor.width
+    unit = _unit(tensor)
+    step = SLAB_BYTES // unit * unit
     for index, start in enumerate(range(0, tensor.length, step)):
         piece = (tensor.offset + start, min(step, tensor.length - start))
-        yield Cut(key=f"t/{tensor.name}/{index}", width=tensor.width, is_float=tensor.is_float, pieces=(piece,))
+        key = f"t/{tensor.name}/{index}"
+        yield Cut(key=key, width=tensor.width, mantissa=tensor.mantissa, row=tensor.row, pieces=(piece,))
+
+
+def _unit(tensor: Tensor) -> int:
+    """Bytes that stay together: a row of the tensor, or a row of the codec where that is several, or where it must."""
+    coded = tensor.row * tensor.width
+    row, rest = divmod(tensor.length, tensor.shape[0]) if tensor.shape else (0, 0)
+    return row if rest == 0 and coded < row <= SLAB_BYTES else coded
 
 
 def _groups(small: list[Tensor]) -> Iterator[Cut]:
-    kinds = sorted({(tensor.width, tensor.is_float) for tensor in small})
-    for width, is_float in kinds:
+    kinds = sorted({(tensor.width, tensor.mantissa) for tensor in small})
+    for kind in kinds:
         group: list[Tensor] = []
         for tensor in small:
-            if (tensor.width, tensor.is_float) != (width, is_float):
+            if (tensor.width, tensor.mantissa) != kind:
                 continue
             if group and sum(one.length for one in group) + tensor.length > GROUP_BYTES:
                 yield _group(group)
@@ -99,7 +109,8 @@ def _groups(small: list[Tensor]) -> Iterator[Cut]:
 def _group(group: list[Tensor]) -> Cut:
     first = group[0]
     pieces = tuple((tensor.offset, tensor.length) for tensor in group)
-    return Cut(key=f"m{first.width}/{first.name}", width=first.width, is_float=first.is_float, pieces=pieces)
+    key = f"m{first.width}/{first.name}"
+    return Cut(key=key, width=first.width, mantissa=first.mantissa, row=ROW_OF_NONE, pieces=pieces)
 
 
 def _ends_group(name: str) -> bool:
@@ -115,7 +126,7 @@ def _skeleton(layout: Layout) -> Iterator[Cut]:
             pieces.append((offset, taken))
             offset, length, room = offset + taken, length - taken, room - taken
             if room == 0:
-                yield Cut(key=f"s/{index}", width=1, is_float=False, pieces=tuple(pieces))
+                yield Cut(key=f"s/{index}", width=1, mantissa=0, row=ROW_OF_NONE, pieces=tuple(pieces))
                 pieces, room, index = [], SLAB_BYTES, index + 1
     if pieces:
-        yield Cut(key=f"s/{index}", width=1, is_float=False, pieces=tuple(pieces))
+        yield Cut(key=f"s/{index}", width=1, mantissa=0, row=ROW_OF_NONE, pieces=tuple(pieces))

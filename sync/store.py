@@ -1,7 +1,7 @@
 """The content-addressed folder that a publisher writes and the sync service serves.
 
     objects/ab/<id>.full            one slab, whole
-    objects/ab/<id>.delta.<base>    the same slab as a difference to another
+    packs/<release>/<base>.pack     what differs from release <base> (both digests), and its index beside it: .index
     metadata/                       signed TUF metadata; timestamp.json is replaced last
     targets/releases/<model>/...    manifests, desired/...: desired state; names carry their digest
 
@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from common.errors import StoreBusy
 
@@ -35,44 +35,67 @@ class Store:
     # --- slab objects ---
 
     def put_full(self, slab: str, data: bytes) -> bool:
-        return self._create(self._object(slab, "full"), data)
-
-    def put_delta(self, slab: str, base: str, data: bytes) -> bool:
-        return self._create(self._object(slab, f"delta.{base}"), data)
+        return self._create(self._object(slab), data)
 
     def drop_full(self, slab: str) -> None:
         """Takes a damaged object out, so that it can be written anew."""
-        self._object(slab, "full").unlink(missing_ok=True)
+        self._object(slab).unlink(missing_ok=True)
 
     def full(self, slab: str) -> bytes | None:
-        return _read(self._object(slab, "full"))
-
-    def smallest(self, slab: str, bases: tuple[str, ...]) -> bytes | None:
-        """The smallest object from which a holder of `bases` gets the slab; None when the slab is unknown."""
-        names = [f"delta.{base}" for base in bases] + ["full"]
-        found = [(size, name) for name in names if (size := self._size(slab, name)) is not None]
-        return _read(self._object(slab, min(found)[1])) if found else None
+        return _read(self._object(slab))
 
     def full_bytes(self, slab: str) -> int | None:
-        return self._size(slab, "full")
+        try:
+            return self._object(slab).stat().st_size
+        except FileNotFoundError:
+            return None
 
-    def delta_bytes(self, slab: str, base: str) -> int | None:
-        return self._size(slab, f"delta.{base}")
+    # --- packs ---
+
+    @contextlib.contextmanager
+    def new_pack(self, target: str, base: str) -> Iterator[BinaryIO]:
+        """A file to write a pack to, which appears when the block ends. Nobody looks at it before it has an index."""
+        path = self.root / pack_name(target, base)
+        with _replacing(path) as file:
+            yield file
+        self._note(path)
+
+    def put_index(self, target: str, base: str, data: bytes) -> None:
+        self.replace(index_name(target, base), data)
+
+    def index(self, target: str, base: str) -> bytes | None:
+        return _read(self.root / index_name(target, base))
+
+    def drop_pack(self, target: str, base: str) -> None:
+        """The index first: a pack without one is not looked at."""
+        for name in (index_name(target, base), pack_name(target, base)):
+            (self.root / name).unlink(missing_ok=True)
+
+    def part(self, name: str, offset: int, length: int) -> tuple[int, bytes] | None:
+        """Length of a file under ``objects/`` or ``packs/``, and what it has of a range; None when there is none."""
+        path = self._path(name, ("objects", "packs"))
+        if path is None:
+            return None
+        try:
+            with path.open("rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                wanted = max(0, min(length, size - offset))
+                return size, os.pread(file.fileno(), wanted, offset) if wanted else b""
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return None
 
     # --- signed files ---
 
     def read(self, name: str) -> bytes | None:
         """A file under ``metadata/`` or ``targets/``; None when there is none, or the name leads elsewhere."""
-        parts = name.split("/")
-        if parts[0] not in ("metadata", "targets") or len(parts) < 2 or not all(map(_is_plain, parts)):
-            return None
-        return _read(self.root.joinpath(*parts))
+        path = self._path(name, ("metadata", "targets"))
+        return None if path is None else _read(path)
 
     def replace(self, name: str, data: bytes) -> None:
         """Writes a signed file durably, over an older one of that name."""
         path = self.root / name
         _write(path, data)
-        self._unsynced |= {path.parent, path.parent.parent}
+        self._note(path)
 
     def sync(self) -> None:
         """Makes every name created so far durable: what is signed next may refer to it."""
@@ -91,17 +114,33 @@ class Store:
         if path.exists():
             return False
         _write(path, data)
-        self._unsynced |= {path.parent, path.parent.parent}
+        self._note(path)
         return True
 
-    def _object(self, slab: str, kind: str) -> Path:
-        return self.root / "objects" / slab[:2] / f"{slab}.{kind}"
+    def _note(self, path: Path) -> None:
+        self._unsynced |= {path.parent, path.parent.parent}
 
-    def _size(self, slab: str, kind: str) -> int | None:
-        try:
-            return self._object(slab, kind).stat().st_size
-        except FileNotFoundError:
+    def _path(self, name: str, folders: tuple[str, ...]) -> Path | None:
+        """Where `name` is; None where it leads out of `folders`."""
+        parts = name.split("/")
+        if parts[0] not in folders or len(parts) < 2 or not all(map(_is_plain, parts)):
             return None
+        return self.root.joinpath(*parts)
+
+    def _object(self, slab: str) -> Path:
+        return self.root / object_name(slab)
+
+
+def object_name(slab: str) -> str:
+    return f"objects/{slab[:2]}/{slab}.full"
+
+
+def pack_name(target: str, base: str) -> str:
+    return f"packs/{target}/{base}.pack"
+
+
+def index_name(target: str, base: str) -> str:
+    return f"packs/{target}/{base}.index"
 
 
 @contextlib.contextmanager
@@ -136,17 +175,24 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
+    with _replacing(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its name, durably, when the block has ended well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".tmp-{secrets.token_hex(8)}"
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as exc:  # a full disk does not say which file it was
         temporary.unlink(missing_ok=True)
-        raise OSError(exc.errno, exc.strerror, str(path)) from exc
+        raise OSError(exc.errno, exc.strerror, str(exc.filename or path)) from exc
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -249,29 +249,26 @@ async def gate(tour: Tour) -> str:
 
 
 async def corruption(tour: Tour) -> str:
-    """The deltas of a release are damaged in the store before any node asks for them."""
+    """The differences of a release are damaged in the store before any node asks for them."""
     await tour.system.stop("sync")
-    objects = tour.system.layout.store / "objects"
-    known = set(objects.rglob("*.delta.*"))
+    store = tour.system.layout.store
+    known = set(store.glob("packs/*/*.pack"))
     fifth = await tour.system.publish(digits("v4"))
-    deltas = sorted(set(objects.rglob("*.delta.*")) - known)
-    claim(bool(deltas), "the release has no delta that could be damaged")
+    packs = sorted(set(store.glob("packs/*/*.pack")) - known)
+    claim(bool(packs), "the release has no pack that could be damaged")
     if "corruption" not in tour.without:
-        for path in deltas:
-            data = bytearray(path.read_bytes())
-            data[-1] ^= 0x01
-            path.chmod(0o600)
-            path.write_bytes(data)
+        for path in packs:
+            path.write_bytes(bytes(byte ^ 0x01 for byte in path.read_bytes()))
     before = {name: await tour.fetched(name) for name in EDGES}
     await tour.system.start("sync")
     seconds = await tour.served(fifth["version"], EDGES)
     repaired = []
     for name in EDGES:
         got = (await tour.fetched(name)).since(before[name])
-        claim(got.fallbacks > 0, f"{name} needed no `full` in place of a damaged delta")
+        claim(got.fallbacks > 0, f"{name} needed no `full` in place of a damaged difference")
         repaired.append(f"{name} {got.fallbacks} of {got.slabs} slabs")
     return (
-        f"one bit of each of {len(deltas)} stored deltas is flipped: digits {fifth['version']} is served "
+        f"a bit of every byte of the release's {len(packs)} packs is flipped: digits {fifth['version']} is served "
         f"{seconds:.1f} s after the service is back, with the `full` of {', '.join(repaired)} ({got.bytes} bytes)"
     )
 

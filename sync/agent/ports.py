@@ -65,23 +65,35 @@ class Installer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
-    """A slab to fetch, and the slabs that this node has just proven to hold (none: `full`)."""
+class Range:
+    """Bytes of an immutable file (an object, an index, a part of a pack): `length` from `offset` on.
 
-    id: str
-    length: int
-    bases: tuple[str, ...] = ()
+    `length` 0: the whole file, which has at most `limit` bytes.
+    """
+
+    name: str
+    offset: int = 0
+    length: int = 0
+    limit: int = 0
+
+    @property
+    def most(self) -> int:
+        """How many bytes the answer may have."""
+        return self.length or self.limit
 
 
 class Source(Protocol):
-    """Where metadata and slabs come from. Nothing it says is believed. Raises `FetchError`."""
+    """Where metadata, slabs and packs come from. Nothing it says is believed. Raises `FetchError`."""
 
     def read(self, name: str) -> Iterator[bytes]:
         """A signed file, in chunks. A permanent `FetchError` when there is none of that name."""
         ...
 
-    def fetch(self, wants: Sequence[Want]) -> Iterator[tuple[str, bytes]]:
-        """(slab id, object) for each of `wants`, in their order."""
+    def fetch(self, ranges: Sequence[Range]) -> Iterator[bytes | None]:
+        """The bytes of each of `ranges`, in their order; None where there is no such file, or less of it.
+
+        A permanent `FetchError` where a whole file is longer than its limit.
+        """
         ...
 
     def close(self) -> None: ...

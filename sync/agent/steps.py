@@ -22,8 +22,9 @@ from common.errors import (
     InvalidRequest,
     Unavailable,
 )
-from sync.agent.fetch import Assembly, Fetched, LocalSlabs, verify_files
+from sync.agent.fetch import Assembly, Fetched
 from sync.agent.journal import Journal, Release
+from sync.agent.local import LocalSlabs, verify_files
 from sync.agent.moves import Moves, kept
 from sync.agent.ports import Installer, Source, Staged
 from sync.agent.states import Record, State, Step, decide

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15sync/proto/sync.proto\x12\x10outrider.sync.v1\"\x1f\n\x0fMetadataRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1d\n\rMetadataChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"5\n\x0c\x46\x65tchRequest\x12%\n\x05wants\x18\x01 \x03(\x0b\x32\x16.outrider.sync.v1.Want\"!\n\x04Want\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\r\n\x05\x62\x61ses\x18\x02 \x03(\x0c\"G\n\x05Piece\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x14\n\x0cobject_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x32\x9c\x01\n\x04Sync\x12P\n\x08Metadata\x12!.outrider.sync.v1.MetadataRequest\x1a\x1f.outrider.sync.v1.MetadataChunk0\x01\x12\x42\n\x05\x46\x65tch\x12\x1e.outrider.sync.v1.FetchRequest\x1a\x17.outrider.sync.v1.Piece0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15sync/proto/sync.proto\x12\x10outrider.sync.v1\"\x1f\n\x0fMetadataRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1d\n\rMetadataChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"7\n\x0c\x46\x65tchRequest\x12\'\n\x06ranges\x18\x01 \x03(\x0b\x32\x17.outrider.sync.v1.Range\"5\n\x05Range\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\"\\\n\x05Piece\x12\r\n\x05range\x18\x01 \x01(\r\x12\x12\n\nfile_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x12\n\nis_missing\x18\x05 \x01(\x08\x32\x9c\x01\n\x04Sync\x12P\n\x08Metadata\x12!.outrider.sync.v1.MetadataRequest\x1a\x1f.outrider.sync.v1.MetadataChunk0\x01\x12\x42\n\x05\x46\x65tch\x12\x1e.outrider.sync.v1.FetchRequest\x1a\x17.outrider.sync.v1.Piece0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,11 +36,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_METADATACHUNK']._serialized_start=76
   _globals['_METADATACHUNK']._serialized_end=105
   _globals['_FETCHREQUEST']._serialized_start=107
-  _globals['_FETCHREQUEST']._serialized_end=160
-  _globals['_WANT']._serialized_start=162
-  _globals['_WANT']._serialized_end=195
-  _globals['_PIECE']._serialized_start=197
-  _globals['_PIECE']._serialized_end=268
-  _globals['_SYNC']._serialized_start=271
-  _globals['_SYNC']._serialized_end=427
+  _globals['_FETCHREQUEST']._serialized_end=162
+  _globals['_RANGE']._serialized_start=164
+  _globals['_RANGE']._serialized_end=217
+  _globals['_PIECE']._serialized_start=219
+  _globals['_PIECE']._serialized_end=311
+  _globals['_SYNC']._serialized_start=314
+  _globals['_SYNC']._serialized_end=470
 # @@protoc_insertion_point(module_scope)

@@ -19,27 +19,31 @@ class MetadataChunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("wants",)
-    WANTS_FIELD_NUMBER: _ClassVar[int]
-    wants: _containers.RepeatedCompositeFieldContainer[Want]
-    def __init__(self, wants: _Optional[_Iterable[_Union[Want, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("ranges",)
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    ranges: _containers.RepeatedCompositeFieldContainer[Range]
+    def __init__(self, ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
 
-class Want(_message.Message):
-    __slots__ = ("id", "bases")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    BASES_FIELD_NUMBER: _ClassVar[int]
-    id: bytes
-    bases: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, id: _Optional[bytes] = ..., bases: _Optional[_Iterable[bytes]] = ...) -> None: ...
+class Range(_message.Message):
+    __slots__ = ("name", "offset", "length")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    offset: int
+    length: int
+    def __init__(self, name: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class Piece(_message.Message):
-    __slots__ = ("id", "object_bytes", "offset", "data")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("range", "file_bytes", "offset", "data", "is_missing")
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
-    id: bytes
-    object_bytes: int
+    IS_MISSING_FIELD_NUMBER: _ClassVar[int]
+    range: int
+    file_bytes: int
     offset: int
     data: bytes
-    def __init__(self, id: _Optional[bytes] = ..., object_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    is_missing: bool
+    def __init__(self, range: _Optional[int] = ..., file_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., is_missing: _Optional[bool] = ...) -> None: ...

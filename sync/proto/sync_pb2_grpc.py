@@ -50,7 +50,7 @@ class SyncServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Metadata(self, request, context):
-        """A signed file: "metadata/timestamp.json", "metadata/3.snapshot.json", "targets/releases/digits/<hash>.4.json".
+        """A signed file: "metadata/timestamp.json", "metadata/3.snapshot.json", "targets/releases/digits/<hash>.4.json.zst".
         Cut into bounded messages; NOT_FOUND when there is none of that name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -58,7 +58,9 @@ class SyncServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Slabs, each as one object in consecutive pieces, in the order asked for. NOT_FOUND when a slab is unknown.
+        """Ranges of immutable files: slabs that stand alone, packs and their indexes (docs/formats/slab.md). The answers come in
+        the order of the ranges, each in consecutive pieces, at least one; as much of a range as the file has.
+        INVALID_ARGUMENT for more ranges or bytes than the service hands out in one call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

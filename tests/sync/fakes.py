@@ -20,7 +20,7 @@ from common.errors import FetchError
 from common.tensorfile import write_tensors
 from common.tensors import TensorSpec
 from sync.agent import Agent, AgentConfig, GateVerdict, Staged
-from sync.agent.ports import Want
+from sync.agent.ports import Range
 from sync.events import Event
 from sync.publisher import Publisher
 from sync.service import ServiceConfig, service
@@ -88,12 +88,13 @@ class FakeInstaller:
 
 
 class StoreSource:
-    """A `Source` that reads a store without a network; `tamper` may change any answer, by name or slab id."""
+    """A `Source` that reads a store without a network; `tamper` may change any answer, by the file's name."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.tamper: Callable[[str, bytes], bytes] = lambda name, data: data
-        self.fetched: list[Want] = []
+        self.fetched: list[Range] = []  # of slabs and table sets
+        self.indexes: list[str] = []
         self.error: Exception | None = None
 
     def read(self, name: str) -> Iterator[bytes]:
@@ -104,15 +105,19 @@ class StoreSource:
             raise FetchError(name, "not there", is_permanent=True)
         yield self.tamper(name, data)
 
-    def fetch(self, wants: Sequence[Want]) -> Iterator[tuple[str, bytes]]:
+    def fetch(self, ranges: Sequence[Range]) -> Iterator[bytes | None]:
         if self.error is not None:
             raise self.error
-        for want in wants:
-            self.fetched.append(want)
-            data = self.store.smallest(want.id, want.bases)
-            if data is None:
-                raise FetchError(want.id, "not there", is_permanent=True)
-            yield want.id, self.tamper(want.id, data)
+        for one in ranges:
+            if one.name.endswith(".index"):
+                self.indexes.append(one.name)
+            else:
+                self.fetched.append(one)
+            size, data = self.store.part(one.name, one.offset, one.most) or (0, b"")
+            if size > one.most and not one.length:
+                raise FetchError(one.name, "endless data", is_permanent=True)
+            is_whole = len(data) == one.length if one.length else len(data) > 0
+            yield self.tamper(one.name, data) if is_whole else None
 
     def close(self) -> None:
         pass

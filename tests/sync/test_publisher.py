@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from common.errors import BundleError, StoreBusy
-from sync import codec
+from sync.packs import Entry, is_sound, parse_index
+from sync.store import Store, pack_name
 from tests.sync.fakes import World, make_bundle, trained, weights
 
 
@@ -35,16 +36,14 @@ def test_unchanged_slabs_are_not_stored_again(world: World) -> None:
     assert published.bytes_delta < published.bytes_full / 2
 
 
-def test_a_delta_is_kept_only_where_it_is_smaller(world: World) -> None:
+def test_a_difference_is_packed_only_where_it_is_smaller(world: World) -> None:
     world.publish(weights(0))
     world.publish(weights(1))  # unrelated weights: a difference has more entropy than the thing itself
-    for path in world.store.root.glob("objects/*/*.delta.*"):
-        slab, _, base = path.name.split(".")
-        assert path.stat().st_size < (world.store.full_bytes(slab) or 0)
-        assert codec.read_header(path.read_bytes(), slab).base == base
+    for entry in entries(world, "2", "1"):
+        assert entry.header.payload_length < (world.store.full_bytes(entry.header.slab) or 0)
 
 
-def test_there_are_deltas_to_the_last_two_releases(world: World) -> None:
+def test_there_are_packs_to_the_last_two_releases(world: World) -> None:
     """A node that refused version 2 gets version 3 as a difference to version 1."""
     one = weights()
     two = trained(one, "fc.weight", seed=1)
@@ -53,10 +52,54 @@ def test_there_are_deltas_to_the_last_two_releases(world: World) -> None:
         world.publish(version)
     ids = [ids_of(world, version) for version in ("1", "2", "3")]
     changed = ids[2] - ids[1]
-    for slab in changed:
-        bases = {path.name.split(".")[2] for path in world.store.root.glob(f"objects/*/{slab}.delta.*")}
-        assert bases & ids[0]
-        assert bases & ids[1]
+    for base in (1, 2):
+        packed = {entry.header.slab: entry.header.base for entry in entries(world, "3", str(base))}
+        assert changed <= set(packed)
+        assert {packed[slab] for slab in changed} <= ids[base - 1] - ids[2]
+    assert len(list(world.store.root.glob("packs/*/*.index"))) == 3
+
+
+def test_releasing_the_same_again_does_not_use_up_a_base(world: World) -> None:
+    one = weights()
+    two = trained(one, "fc.weight", seed=1)
+    world.publish(one)
+    world.publish(two)
+    world.publish(two, force=True)
+    world.publish(trained(two, "fc.weight", seed=2))
+    assert entries(world, "4", "3")
+    assert entries(world, "4", "1")
+
+
+def test_what_a_push_costs_is_what_there_is_to_fetch(world: World) -> None:
+    first = world.publish(weights())
+    second = world.publish(trained(weights(), "fc.weight"))
+    assert first.bytes_by_form == {"full": first.bytes_delta} == {"full": first.bytes_full}
+    manifests = [world.publisher.manifest("digits", version) for version in "12"]
+    assert manifests[0] is not None
+    assert manifests[1] is not None
+    target, base = (one.digest() for one in reversed(manifests) if one is not None)
+    index = world.store.index(target, base) or b""
+    assert second.bytes_by_form["index"] == len(index)
+    assert second.bytes_delta == sum(second.bytes_by_form.values())
+    new = set(manifests[1].slabs()) - set(manifests[0].slabs())
+    smallest = {slab: world.store.full_bytes(slab) or 0 for slab in new}
+    for entry in entries(world, "2", "1"):
+        smallest[entry.header.slab] = min(smallest[entry.header.slab], entry.header.payload_length)
+    payloads = {form: count for form, count in second.bytes_by_form.items() if form not in ("index", "tables")}
+    assert sum(payloads.values()) == sum(smallest.values())
+    (stored,) = world.store.root.glob("targets/releases/digits/*.2.json.zst")
+    assert second.bytes_manifest == stored.stat().st_size
+
+
+def entries(world: World, target: str, base: str) -> tuple[Entry, ...]:
+    """What the pack between two versions of `digits` has."""
+    manifests = [world.publisher.manifest("digits", version) for version in (target, base)]
+    digests = [one.digest() for one in manifests if one is not None]
+    index = parse_index(world.store.index(*digests) or b"", base=digests[1], target=digests[0])
+    assert index is not None
+    with (world.store.root / pack_name(*digests)).open("rb") as file:
+        assert is_sound(index, file)
+    return index.entries
 
 
 def ids_of(world: World, version: str) -> set[str]:
@@ -81,13 +124,13 @@ def test_only_what_the_bundle_ships_is_released(world: World) -> None:
     assert all(tensor.slabs for tensor in tensors.values())
 
 
-def test_a_damaged_base_in_the_store_costs_the_delta_only(world: World) -> None:
+def test_a_damaged_base_in_the_store_costs_the_difference_only(world: World) -> None:
     world.publish(weights())
     for path in world.store.root.glob("objects/*/*.full"):
         path.write_bytes(path.read_bytes()[:-1])
     published = world.publish(trained(weights(), "fc.weight"))
     assert published.is_new
-    assert not list(world.store.root.glob("objects/*/*.delta.*"))
+    assert not list(world.store.root.glob("packs/*/*.index"))
 
 
 def test_an_incomplete_bundle_is_refused(world: World) -> None:
@@ -139,3 +182,39 @@ def test_forcing_mends_a_damaged_object_in_the_store(world: World) -> None:
     path.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
     world.publish(weights(), force=True)
     assert path.read_bytes() == sound
+
+
+@pytest.mark.parametrize("suffix", ["pack", "index"])
+def test_forcing_mends_a_damaged_pack(world: World, suffix: str) -> None:
+    world.publish(weights())
+    world.publish(trained(weights(), "fc.weight"))
+    (path,) = world.store.root.glob(f"packs/*/*.{suffix}")
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    world.publish(trained(weights(), "fc.weight"), force=True)
+    assert path.read_bytes() == sound
+
+
+def test_a_pack_that_is_there_is_not_written_again(world: World) -> None:
+    world.publish(weights())
+    world.publish(trained(weights(), "fc.weight"))
+    paths = {path: path.stat().st_mtime_ns for path in world.store.root.glob("packs/*/*")}
+    world.publish(trained(weights(), "fc.weight"), force=True)
+    assert {path: path.stat().st_mtime_ns for path in world.store.root.glob("packs/*/*")} == paths
+
+
+def test_a_crash_while_packing_leaves_nothing_that_is_used(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.publish(weights())
+
+    def die(self: Store, target: str, base: str, data: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "put_index", die)
+        with pytest.raises(KeyboardInterrupt):
+            world.publish(trained(weights(), "fc.weight"))
+    current = world.publisher.current("digits")
+    assert current is not None
+    assert current.version == "1"
+    world.publish(trained(weights(), "fc.weight"))
+    assert entries(world, "2", "1")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+import zstandard
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ ID = "ab" * 32
 
 
 def slab(*pieces: tuple[int, int], id: str = ID) -> SlabEntry:
-    return SlabEntry(id=id, key="s/0", width=1, is_float=False, pieces=pieces)
+    return SlabEntry(id=id, key="s/0", width=1, mantissa=0, pieces=pieces)
 
 
 def file(path: str = "full/m.bin", *slabs: SlabEntry, size: int = 4) -> FileEntry:
@@ -52,7 +53,7 @@ def desired_of(one: Manifest, **changes: object) -> Desired:
         "epoch": 1,
         "version": one.version,
         "digest": one.digest(),
-        "manifest": f"releases/{one.model}/{one.version}.json",
+        "manifest": f"releases/{one.model}/{one.version}.json.zst",
         "manifest_hash": blake3(to_bytes(one)).hexdigest(),
     }
     return Desired(**{**fields, **changes})  # type: ignore[arg-type]
@@ -98,6 +99,13 @@ def test_an_absurd_slab_is_refused() -> None:
         check_manifest(manifest(file("full/m.bin", slab((0, 1 << 40)), size=1 << 40)))
 
 
+@pytest.mark.parametrize("kind", [(3, 0), (2, 8), (1, 23), (8, 0), (4, -1)])
+def test_elements_of_no_known_kind_are_refused(kind: tuple[int, int]) -> None:
+    width, mantissa = kind
+    with pytest.raises(BadRelease):
+        check_manifest(manifest(file("full/m.bin", replace(slab((0, 4)), width=width, mantissa=mantissa))))
+
+
 def test_a_variant_cannot_name_a_file_that_is_not_there() -> None:
     with pytest.raises(BadRelease):
         check_manifest(manifest(file("other")))
@@ -132,8 +140,21 @@ def test_a_model_name_is_safe_as_a_folder(model: str) -> None:
 
 @given(data=st.binary(max_size=200))
 def test_garbage_is_a_bad_release(data: bytes) -> None:
-    with pytest.raises(BadRelease):
-        parse_manifest(data, "digits/3")
+    for manifest_bytes in (data, packed(data)):
+        with pytest.raises(BadRelease):
+            parse_manifest(manifest_bytes, "digits/3")
+
+
+def test_a_manifest_is_one_bounded_frame() -> None:
+    data = msgspec.json.encode(manifest())
+    assert parse_manifest(packed(data), "digits/3") == manifest()
+    for wrong in (data, packed(data) + b"x", packed(data)[:-1], packed(bytes((64 << 20) + 1))):
+        with pytest.raises(BadRelease, match="unpacked"):
+            parse_manifest(wrong, "digits/3")
+
+
+def packed(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=1).compress(data)
 
 
 @given(
@@ -143,7 +164,7 @@ def test_garbage_is_a_bad_release(data: bytes) -> None:
 )
 def test_any_other_json_is_a_bad_release(value: object) -> None:
     with pytest.raises(BadRelease):
-        parse_manifest(msgspec.json.encode(value), "digits/3")
+        parse_manifest(packed(msgspec.json.encode(value)), "digits/3")
 
 
 def test_shared_files_are_those_of_no_variant() -> None:

@@ -3,17 +3,17 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from common.errors import ConfigError, FetchError
-from sync import codec
 from sync.agent.client import GrpcSource
-from sync.agent.ports import Want
-from sync.service import ServiceConfig
-from sync.slabs import slab_id
-from tests.sync.fakes import World, running, trained, weights
+from sync.agent.ports import Range
+from sync.service import MAX_RANGES, ServiceConfig
+from sync.store import Store, object_name, pack_name
+from tests.sync.fakes import World, running, weights
 
-UNKNOWN = "ee" * 32
+ID, UNKNOWN = "dd" * 32, "ee" * 32
 
 
 @pytest.fixture
@@ -31,37 +31,96 @@ def test_signed_files_come_whole_however_large(world: World, config: ServiceConf
         source.close()
 
 
-def test_an_unknown_name_or_slab_is_a_permanent_error(world: World, config: ServiceConfig) -> None:
+def test_an_unknown_name_of_a_signed_file_is_a_permanent_error(world: World, config: ServiceConfig) -> None:
     with running(config) as address:
         source = GrpcSource(address, timeout_s=10)
         for call in (source.read("metadata/9.root.json"), source.read("../keys/root.pem")):
             with pytest.raises(FetchError) as caught:
                 list(call)
             assert caught.value.is_permanent
-        with pytest.raises(FetchError, match="NOT_FOUND"):
-            list(source.fetch([Want(id=UNKNOWN, length=4)]))
-        for wants in ([Want(id="ab", length=4)], [Want(id=UNKNOWN, length=4, bases=("ab" * 4000,))]):
-            with pytest.raises(FetchError, match="INVALID_ARGUMENT"):
-                list(source.fetch(wants))
         source.close()
 
 
-def test_a_holder_of_the_base_gets_the_delta_and_others_the_full(world: World, config: ServiceConfig) -> None:
-    old, new = weights(), trained(weights(), "fc.weight")
-    world.publish(old)
-    world.publish(new)
-    raw, base = new["fc.weight"].tobytes(), old["fc.weight"].tobytes()
-    wants = [
-        Want(id=slab_id(raw), length=len(raw), bases=(UNKNOWN, slab_id(base))),
-        Want(id=slab_id(raw), length=len(raw), bases=(UNKNOWN,)),
-        Want(id=slab_id(raw), length=len(raw)),
-    ]
+def test_ranges_come_in_their_order_and_what_is_not_there_is_told_for_each(world: World, config: ServiceConfig) -> None:
+    data = bytes(range(256)) * 3000  # several messages
+    world.store.put_full(ID, data)
+    with world.store.new_pack(ID, UNKNOWN) as file:
+        file.write(b"0123456789")
+    name, pack = object_name(ID), pack_name(ID, UNKNOWN)
+    ranges = {
+        Range(name=name, limit=len(data)): data,
+        Range(name=object_name(UNKNOWN), limit=10): None,
+        Range(name=pack, offset=2, length=3): b"234",
+        Range(name=pack, offset=8, length=3): None,
+        Range(name=pack, offset=100, length=3): None,
+        Range(name=pack, offset=(1 << 64) - 1, length=3): None,
+        Range(name=name, offset=5, length=len(data) - 5): data[5:],
+        Range(name=pack, offset=9, length=1): b"9",
+    }
     with running(config) as address:
         source = GrpcSource(address, timeout_s=10)
-        objects = [data for _, data in source.fetch(wants)]
+        assert list(source.fetch(list(ranges))) == list(ranges.values())
         source.close()
-    assert [codec.read_header(data, "x").form_name for data in objects] == ["planes", "full", "full"]
-    assert codec.decode(objects[0], slab=slab_id(raw), length=len(raw), base=base) == raw
+
+
+def test_neighbouring_ranges_travel_as_one(
+    world: World, config: ServiceConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = np.random.default_rng(0).bytes(1_000_000)
+    with world.store.new_pack(ID, UNKNOWN) as file:
+        file.write(data)
+    name, read = pack_name(ID, UNKNOWN), list[tuple[int, int]]()
+    part = Store.part
+
+    def recording(self: Store, name: str, offset: int, length: int) -> tuple[int, bytes] | None:
+        read.append((offset, length))
+        return part(self, name, offset, length)
+
+    monkeypatch.setattr(Store, "part", recording)
+    ranges = [Range(name=name, offset=at, length=1000) for at in range(0, 500_000, 1000)]
+    ranges += [Range(name=name, offset=at, length=100_000) for at in range(700_000, 1_200_000, 100_000)]
+    with running(config) as address:
+        source = GrpcSource(address, timeout_s=10)
+        answers = list(source.fetch(ranges))
+        source.close()
+    assert read == [(0, 500_000), (700_000, 500_000)]
+    wanted = [data[one.offset : one.offset + one.length] for one in ranges]
+    assert answers == [*wanted[:-2], None, None]  # the pack ends before the last two: the others are whole
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../keys/root.pem",
+        "objects/../../keys/root.pem",
+        "packs/../metadata/timestamp.json",
+        "metadata/timestamp.json",
+        "lock",
+        "objects",
+        "/etc/passwd",
+        "",
+    ],
+)
+def test_no_range_leads_out_of_objects_and_packs(world: World, config: ServiceConfig, name: str) -> None:
+    world.publish(weights())
+    with running(config) as address:
+        source = GrpcSource(address, timeout_s=10)
+        assert list(source.fetch([Range(name=name, limit=1 << 20)])) == [None]
+        source.close()
+
+
+def test_one_call_is_bounded(world: World, config: ServiceConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.store.put_full(ID, bytes(1000))
+    monkeypatch.setattr("sync.service.MAX_BYTES", 2500)
+    one = Range(name=object_name(ID), limit=1000)
+    with running(config) as address:
+        source = GrpcSource(address, timeout_s=10)
+        assert len(list(source.fetch([one] * 2))) == 2
+        for ranges in ([one] * 3, [one] * (MAX_RANGES + 1)):
+            with pytest.raises(FetchError, match="INVALID_ARGUMENT") as caught:
+                list(source.fetch(ranges))
+            assert caught.value.is_permanent
+        source.close()
 
 
 def test_nobody_there_is_a_transient_error() -> None:

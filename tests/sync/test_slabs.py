@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.tensorfile import write_tensors
@@ -55,7 +55,29 @@ def test_small_tensors_merge_per_element_type_and_large_ones_never_do() -> None:
     cuts = by_key(layout)
     assert cuts["t/big/0"].length == SMALL_BYTES
     assert cuts["m1/a"].length == 107
-    assert (cuts["m4/b"].is_float, cuts["m4/c"].is_float) == (True, False)
+    assert (cuts["m4/b"].mantissa, cuts["m4/c"].mantissa) == (23, 0)
+
+
+def test_bf16_and_fp16_do_not_share_a_group() -> None:
+    cuts = by_key(layout_of(("a", "bfloat16", (50,), 100), ("b", "float16", (50,), 100), ("c", "bfloat16", (50,), 100)))
+    assert [(key, one.mantissa, one.length) for key, one in sorted(cuts.items()) if key[0] == "m"] == [
+        ("m2/a", 7, 200),
+        ("m2/b", 10, 100),
+    ]
+
+
+def test_a_slab_begins_where_a_row_of_the_codec_begins() -> None:
+    for shape, row in (((150_000, 9), 72), ((400, 6000), 3000), ((200, 4096), 4096), ((3, 700_001), 4096)):
+        cuts = [one for one in cut(layout_of(("w", "bfloat16", shape, 2 * shape[0] * shape[1]))) if one.key[0] == "t"]
+        starts = [one.pieces[0][0] - cuts[0].pieces[0][0] for one in cuts]
+        assert len(cuts) > 1
+        assert {one.row for one in cuts} == {row}
+        assert all(start % (2 * row) == 0 and one.length <= SLAB_BYTES for start, one in zip(starts, cuts, strict=True))
+
+
+def test_the_skeleton_and_merged_groups_have_the_row_of_what_has_no_rows() -> None:
+    cuts = by_key(layout_of(("a", "float32", (10, 10), 400)))
+    assert {(one.width, one.mantissa, one.row) for one in cuts.values()} == {(1, 0, 256), (4, 23, 256)}
 
 
 def test_groups_stay_under_their_limit() -> None:
@@ -80,6 +102,7 @@ def test_a_tensor_that_grows_moves_the_borders_of_its_own_group_only() -> None:
         st.tuples(st.sampled_from(["float32", "float16", "int8"]), st.integers(0, 300), st.integers(0, 90)), max_size=12
     )
 )
+@settings(max_examples=40, deadline=None)
 def test_every_byte_of_a_file_is_in_exactly_one_slab(tmp_path_factory, shapes) -> None:  # type: ignore[no-untyped-def]
     path: Path = tmp_path_factory.mktemp("cut") / "m.safetensors"
     write_tensors(path, {f"t{i}": np.ones((rows, columns), dtype) for i, (dtype, rows, columns) in enumerate(shapes)})

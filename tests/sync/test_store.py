@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import StoreBusy
-from sync.store import Store, write_atomic
+from sync.store import Store, object_name, pack_name, write_atomic
 
 A, B = "aa" * 32, "bb" * 32
 
@@ -17,14 +17,30 @@ def test_objects_are_created_once_and_never_changed(tmp_path: Path) -> None:
     assert store.full(A) == b"first"
 
 
-def test_the_smallest_object_for_the_bases_is_picked(tmp_path: Path) -> None:
+def test_a_part_of_a_file_is_as_much_of_it_as_there_is(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.put_full(A, b"x" * 100)
-    store.put_delta(A, B, b"x" * 10)
-    assert len(store.smallest(A, (B,)) or b"") == 10
-    assert len(store.smallest(A, ()) or b"") == 100
-    assert len(store.smallest(A, ("cc" * 32,)) or b"") == 100
-    assert store.smallest(B, (A,)) is None
+    store.put_full(A, b"0123456789")
+    name = object_name(A)
+    assert store.part(name, 0, 100) == (10, b"0123456789")
+    assert store.part(name, 3, 4) == (10, b"3456")
+    assert store.part(name, 8, 4) == (10, b"89")
+    assert store.part(name, 10, 1) == store.part(name, 1 << 64, 1) == (10, b"")
+    assert store.part(object_name(B), 0, 1) is None
+    assert store.part("objects/aa", 0, 1) is None
+
+
+def test_a_pack_appears_whole_and_is_found_by_its_index(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(TypeError), store.new_pack(A, B) as file:
+        file.writelines([b"half", None])  # type: ignore[list-item]
+    assert store.part(pack_name(A, B), 0, 9) is None
+    with store.new_pack(A, B) as file:
+        file.write(b"whole")
+    assert store.index(A, B) is None
+    store.put_index(A, B, b"index")
+    assert (store.index(A, B), store.part(pack_name(A, B), 0, 9)) == (b"index", (5, b"whole"))
+    store.drop_pack(A, B)
+    assert store.index(A, B) is store.part(pack_name(A, B), 0, 9) is None
 
 
 def test_leftovers_of_a_crash_are_never_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +74,11 @@ def test_names_do_not_lead_out_of_the_signed_folders(tmp_path: Path) -> None:
         "metadata/.tmp-1",
     ):
         assert store.read(name) is None
+        assert store.part(name, 0, 10) is None
+    for name in ("objects/../metadata/timestamp.json", "packs/../lock", "objects/.tmp-1", "objects//x"):
+        assert store.part(name, 0, 10) is None
     assert store.read("objects/aa/x") is None
+    assert store.part("metadata/timestamp.json", 0, 10) is None
     assert store.read("metadata/timestamp.json") == b"{}"
     assert store.read("metadata/" + "x" * 300) is None
 

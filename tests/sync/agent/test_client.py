@@ -13,15 +13,16 @@ import pytest
 
 from common.errors import FetchError
 from sync.agent.client import GrpcSource
-from sync.agent.ports import Want
+from sync.agent.ports import Range
 from sync.proto import sync_pb2, sync_pb2_grpc
 
-ID = "ab" * 32
-WANT = Want(id=ID, length=100)
+NAME = "objects/ab/x.full"
+WHOLE = Range(name=NAME, limit=100)
+PARTS = [Range(name=NAME, offset=10, length=3), Range(name=NAME, offset=13, length=2)]
 
 
-def piece(data: bytes, *, size: int, offset: int = 0, slab: str = ID) -> sync_pb2.Piece:
-    return sync_pb2.Piece(id=bytes.fromhex(slab), object_bytes=size, offset=offset, data=data)
+def piece(data: bytes, *, size: int, offset: int = 0, number: int = 0, is_missing: bool = False) -> sync_pb2.Piece:
+    return sync_pb2.Piece(range=number, file_bytes=size, offset=offset, data=data, is_missing=is_missing)
 
 
 class Liar(sync_pb2_grpc.SyncServicer):
@@ -47,10 +48,27 @@ def lying(answer: Callable[[], Iterator[sync_pb2.Piece]], timeout_s: float = 10.
             server.stop(None).wait()
 
 
-def test_an_object_may_come_in_pieces() -> None:
+def test_a_file_may_come_in_pieces() -> None:
     pieces = [piece(b"abc", size=5), piece(b"de", size=5, offset=3)]
     with lying(lambda: iter(pieces)) as source:
-        assert list(source.fetch([WANT])) == [(ID, b"abcde")]
+        assert list(source.fetch([WHOLE])) == [b"abcde"]
+
+
+def test_pieces_need_not_end_where_ranges_do() -> None:
+    for cuts in ([5], [1, 5], [4, 5], [1, 2, 3, 4, 5]):
+        starts = [0, *cuts[:-1]]
+        pieces = [piece(b"abcde"[a:b], size=99, offset=10 + a) for a, b in zip(starts, cuts, strict=True)]
+        with lying(lambda pieces=pieces: iter(pieces)) as source:  # type: ignore[misc]
+            assert list(source.fetch(PARTS)) == [b"abc", b"de"]
+
+
+def test_what_is_missing_and_what_is_cut_short_is_none() -> None:
+    pieces = [piece(b"", size=0, offset=10, is_missing=True), piece(b"xyz", size=3, number=1)]
+    with lying(lambda: iter(pieces)) as source:
+        assert list(source.fetch([*PARTS, WHOLE])) == [None, None, b"xyz"]
+    pieces = [piece(b"abcd", size=14, offset=10), piece(b"xyz", size=3, number=1)]
+    with lying(lambda: iter(pieces)) as source:
+        assert list(source.fetch([*PARTS, WHOLE])) == [b"abc", None, b"xyz"]
 
 
 @pytest.mark.parametrize(
@@ -60,28 +78,35 @@ def test_an_object_may_come_in_pieces() -> None:
         [piece(b"abc", size=5)],
         [piece(b"abc", size=5), piece(b"de", size=5, offset=4)],
         [piece(b"abc", size=5), piece(b"de", size=9, offset=3)],
-        [piece(b"abc", size=3, slab="cd" * 32)],
-        [piece(b"", size=0)],
+        [piece(b"abc", size=5), piece(b"", size=5, offset=3)],
+        [piece(b"abc", size=3, number=1)],
         [piece(b"", size=5)],
         [piece(b"abc", size=1 << 40)],
         [piece(bytes(3000), size=3000)],
+        [piece(b"abcdef", size=5)],
+        [piece(b"abc", size=3, is_missing=True)],
     ],
 )
 def test_an_answer_out_of_order_short_or_too_long_is_an_error(pieces: list[sync_pb2.Piece]) -> None:
     with lying(lambda: iter(pieces)) as source, pytest.raises(FetchError):
-        list(source.fetch([WANT]))
+        list(source.fetch([WHOLE]))
 
 
-def test_endless_data_is_cut_off_at_what_a_slab_can_have() -> None:
+def test_more_than_the_range_is_an_error() -> None:
+    with lying(lambda: iter([piece(b"abcdef", size=99, offset=10)])) as source, pytest.raises(FetchError):
+        list(source.fetch(PARTS))
+
+
+def test_endless_data_is_cut_off_at_what_was_announced() -> None:
     sent = []
 
     def endless() -> Iterator[sync_pb2.Piece]:
         for i in range(100_000):
             sent.append(i)
-            yield piece(bytes(64), size=1200, offset=64 * i)
+            yield piece(bytes(64), size=100, offset=64 * i)
 
     with lying(endless) as source, pytest.raises(FetchError):
-        list(source.fetch([WANT]))
+        list(source.fetch([WHOLE]))
     assert len(sent) < 10_000
 
 
@@ -94,7 +119,7 @@ def test_a_service_that_never_answers_runs_into_the_deadline() -> None:
 
     with lying(silent, timeout_s=0.2) as source:
         with pytest.raises(FetchError, match="DEADLINE_EXCEEDED") as caught:
-            list(source.fetch([WANT]))
+            list(source.fetch([WHOLE]))
         released.set()
     assert not caught.value.is_permanent
 

@@ -8,20 +8,27 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadRelease, FetchError
-from sync.agent.fetch import BATCH_BYTES, Assembly, Fetched, LocalSlabs, verify_files
+from sync.agent.client import _joined
+from sync.agent.fetch import BATCH_BYTES, Assembly, Fetched
 from sync.agent.journal import Release
-from sync.agent.ports import Want
+from sync.agent.local import LocalSlabs, verify_files
+from sync.agent.offers import FIRST_RATE, Link
+from sync.agent.ports import Range
+from sync.codec import kernels, payload_hash
+from sync.packs import parse_index
+from sync.slabs import SLAB_BYTES
+from sync.store import index_name, pack_name
 from tests.sync.fakes import StoreSource, World, trained, weights
 
 
 class Counting(StoreSource):
-    """Remembers the size of each call."""
+    """Remembers what each call asked for."""
 
-    calls: list[list[Want]]
+    calls: list[list[Range]]
 
-    def fetch(self, wants: Sequence[Want]) -> Iterator[tuple[str, bytes]]:
-        self.calls = [*getattr(self, "calls", []), list(wants)]
-        return super().fetch(wants)
+    def fetch(self, ranges: Sequence[Range]) -> Iterator[bytes | None]:
+        self.calls = [*getattr(self, "calls", []), list(ranges)]
+        return super().fetch(ranges)
 
 
 def release(world: World, version: str = "1", variant: str = "full") -> Release:
@@ -52,21 +59,215 @@ def test_calls_are_bounded(world: World, tmp_path: Path) -> None:
     source = Counting(world.store)
     assemble(world, release(world), tmp_path / "out", source=source)
     assert len(source.calls) > 2
-    assert all(sum(want.length for want in call) <= BATCH_BYTES for call in source.calls)
+    assert all(sum(one.limit > SLAB_BYTES for one in call) * SLAB_BYTES <= BATCH_BYTES for call in source.calls)
 
 
-def test_bases_are_offered_in_every_version_on_the_disk(world: World, tmp_path: Path) -> None:
-    versions = [weights(), trained(weights(), "fc.weight", seed=1), trained(weights(), "fc.weight", seed=2)]
-    for version in versions:
-        world.publish(version)
-    known = [(release(world, number), tmp_path / number) for number in ("1", "2")]
+Known = list[tuple[Release, Path]]
+
+
+def installed(world: World, tmp_path: Path, *versions: str) -> Known:
+    """These versions as a node has them on its disk."""
+    known = [(release(world, number), tmp_path / number) for number in versions]
     for one, folder in known:
         assemble(world, one, folder)
     world.source.fetched.clear()
-    result = assemble(world, release(world, "3"), tmp_path / "3", *known)
-    (want,) = world.source.fetched
-    assert len(want.bases) == 2
-    assert set(result.bytes_by_form) == {"planes"}
+    world.source.indexes.clear()
+    return known
+
+
+def three(world: World) -> None:
+    """Versions 1 to 3: each differs in two large tensors."""
+    current = weights()
+    for seed in range(3):
+        world.publish(current)
+        current = trained(current, "conv.weight", "fc.weight", seed=seed)
+
+
+def packs(world: World, target: str = "3") -> list[Path]:
+    return sorted(world.store.root.glob(f"packs/{release(world, target).manifest.digest()}/*.pack"))
+
+
+def damage(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("held", [("2",), ("1",), ("1", "2")])
+def test_the_pack_from_a_release_on_the_disk_is_used(world: World, tmp_path: Path, held: tuple[str, ...]) -> None:
+    """From the newest, and from that alone, where it helps with every slab."""
+    three(world)
+    known = installed(world, tmp_path, *held)
+    result = assemble(world, release(world, "3"), tmp_path / "out", *known)
+    assert "full" not in result.bytes_by_form
+    assert (result.fetched, result.fallbacks) == (2, 0)
+    target, base = release(world, "3").manifest.digest(), release(world, max(held)).manifest.digest()
+    assert world.source.indexes == [index_name(target, base)]
+    assert {one.name for one in world.source.fetched} == {pack_name(target, base)}
+    assert verify_files(release(world, "3"), tmp_path / "out") is None
+
+
+def test_an_older_base_helps_where_the_newer_pack_is_gone(world: World, tmp_path: Path) -> None:
+    three(world)
+    known = installed(world, tmp_path, "1", "2")
+    digests = [release(world, version).manifest.digest() for version in ("3", "2", "1")]
+    world.store.drop_pack(digests[0], digests[1])
+    result = assemble(world, release(world, "3"), tmp_path / "out", *known)
+    assert world.source.indexes == [index_name(digests[0], base) for base in digests[1:]]
+    assert "full" not in result.bytes_by_form
+
+
+def test_counted_is_what_was_received(world: World, tmp_path: Path) -> None:
+    three(world)
+    known = installed(world, tmp_path, "2")
+    result = assemble(world, release(world, "3"), tmp_path / "out", *known)
+    (base,) = {Path(name).stem for name in world.source.indexes}
+    index = world.store.index(release(world, "3").manifest.digest(), base) or b""
+    assert result.bytes_by_form["index"] == len(index)
+    payloads = {form: size for form, size in result.bytes_by_form.items() if form != "index"}
+    assert sum(payloads.values()) == sum(one.length for one in world.source.fetched)
+
+
+def test_a_damaged_payload_costs_the_full_of_that_slab_alone(world: World, tmp_path: Path) -> None:
+    three(world)
+    known = installed(world, tmp_path, "2")
+    for path in packs(world):
+        damage(path, -1)  # the last first form, or a second one that nobody takes
+    one = release(world, "3")
+    first = assemble(world, one, tmp_path / "out", *known)
+    assert verify_files(one, tmp_path / "out") is None
+    fulls = [each.name for each in world.source.fetched if each.name.endswith(".full")]
+    assert first.fetched == 2
+    assert len(fulls) == first.fallbacks <= 1
+    for path in packs(world):  # and all of them
+        path.write_bytes(bytes(path.stat().st_size))
+    world.source.fetched.clear()
+    second = assemble(world, one, tmp_path / "again", *known)
+    assert verify_files(one, tmp_path / "again") is None
+    assert second.fallbacks == len([each for each in world.source.fetched if each.name.endswith(".full")]) == 2
+
+
+def test_a_pack_that_is_cut_short_or_gone_costs_fulls(world: World, tmp_path: Path) -> None:
+    three(world)
+    known, one = installed(world, tmp_path, "2"), release(world, "3")
+    for path in packs(world):
+        path.write_bytes(path.read_bytes()[:600])
+    result = assemble(world, one, tmp_path / "short", *known)
+    assert verify_files(one, tmp_path / "short") is None
+    assert (result.fetched, result.fallbacks) == (2, 2)
+    for path in packs(world):
+        path.unlink()
+    result = assemble(world, one, tmp_path / "gone", *known)
+    assert verify_files(one, tmp_path / "gone") is None
+    assert (result.fetched, result.fallbacks) == (2, 2)
+
+
+@pytest.mark.parametrize("how", ["damaged", "later format", "of another pair", "too long", "missing"])
+def test_without_a_sound_index_slabs_come_in_full(
+    world: World, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    three(world)
+    known, one = installed(world, tmp_path, "2"), release(world, "3")
+    target, base = one.manifest.digest(), known[0][0].manifest.digest()
+    path = world.store.root / index_name(target, base)
+    if how == "damaged":
+        damage(path, 100)
+    elif how == "later format":
+        damage(path, 5)
+    elif how == "of another pair":
+        other = world.store.root / index_name(base, release(world, "1").manifest.digest())
+        path.write_bytes(other.read_bytes())
+    elif how == "too long":
+        path.write_bytes(path.read_bytes() + bytes(1 << 20))
+    else:
+        path.unlink()
+    result = assemble(world, one, tmp_path / "out", *known)
+    assert verify_files(one, tmp_path / "out") is None
+    assert (result.fetched, result.fallbacks) == (2, 0)
+    assert set(result.bytes_by_form) - {"index"} == {"full"}
+    assert bool(caplog.records) == (how in ("damaged", "of another pair"))
+
+
+def test_a_form_of_later_times_is_passed_over(world: World, tmp_path: Path) -> None:
+    """The next entry of that slab is taken, and where there is none the full."""
+    three(world)
+    known, one = installed(world, tmp_path, "2"), release(world, "3")
+    target, base = one.manifest.digest(), known[0][0].manifest.digest()
+    index = parse_index(world.store.index(target, base) or b"", base=base, target=target)
+    assert index is not None
+    changed = set(one.manifest.slabs(one.paths())) - set(known[0][0].manifest.slabs())
+    headers = [entry.header for entry in index.entries if entry.header.slab in changed]
+    old = world.store.index(target, base) or b""
+    for header in headers:
+        later = replace(header, form=77)
+        old = old.replace(header.to_bytes(), later.to_bytes())
+    world.store.put_index(target, base, old[:-16] + payload_hash(old[:-16]))
+    result = assemble(world, one, tmp_path / "out", *known)
+    assert verify_files(one, tmp_path / "out") is None
+    assert set(result.bytes_by_form) == {"index", "full"}
+    assert (result.fetched, result.fallbacks) == (2, 0)
+
+
+def wide(world: World) -> Known:
+    """Two versions whose pack has table sets; the first one is on the disk."""
+    first = weights(rows=1000)
+    world.publish(first)
+    known = installed(world, world.folder, "1")
+    world.publish(trained(first))
+    return known
+
+
+def table_ranges(world: World, known: Known) -> list[tuple[int, int]]:
+    target, base = release(world, "2").manifest.digest(), known[0][0].manifest.digest()
+    index = parse_index(world.store.index(target, base) or b"", base=base, target=target)
+    assert index is not None
+    return [(one.offset, one.length) for one in index.tables]
+
+
+needs_kernels = pytest.mark.skipif(not kernels.HAVE_KERNELS, reason="without the kernels nothing is encoded as ctx")
+
+
+@needs_kernels
+def test_a_table_set_is_fetched_once_whatever_needs_it(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, source = wide(world), Counting(world.store)
+    monkeypatch.setattr("sync.agent.fetch.BATCH_BYTES", 1000)
+    result = assemble(world, release(world, "2"), tmp_path / "out", *known, source=source)
+    assert verify_files(release(world, "2"), tmp_path / "out") is None
+    assert len([call for call in source.calls if any(one.length > 1000 for one in call)]) > 1
+    ranges = table_ranges(world, known)
+    tables = [one for one in source.fetched if (one.offset, one.length) in ranges]
+    assert len(tables) == len(set(tables)) == 1  # the other one is for int8
+    assert result.bytes_by_form["tables"] == tables[0].length
+
+
+@needs_kernels
+def test_payloads_of_one_call_follow_one_another(world: World, tmp_path: Path) -> None:
+    known, source = wide(world), Counting(world.store)
+    assemble(world, release(world, "2"), tmp_path / "out", *known, source=source)
+    _, call = source.calls  # the index came first
+    assert len(_joined(call)) == 2 < len(call)  # a table set, and the payloads of this variant
+
+
+@needs_kernels
+def test_damaged_table_sets_cost_the_slabs_that_need_them(world: World, tmp_path: Path) -> None:
+    known, one = wide(world), release(world, "2")
+    (path,) = packs(world, "2")
+    for offset, length in table_ranges(world, known):
+        damage(path, offset + length - 1)
+    result = assemble(world, one, tmp_path / "out", *known)
+    assert verify_files(one, tmp_path / "out") is None
+    assert result.fallbacks > 0
+    assert result.bytes_by_form["full"] > 0
+
+
+def test_a_fast_link_is_told_from_a_slow_one() -> None:
+    link = Link()
+    assert link.rate == FIRST_RATE
+    for _ in link.timed(iter([bytes(8 << 20)])):
+        pass
+    assert link.rate > 4 * FIRST_RATE
 
 
 def test_files_of_an_earlier_try_do_not_stay(world: World, tmp_path: Path) -> None:
@@ -78,15 +279,15 @@ def test_files_of_an_earlier_try_do_not_stay(world: World, tmp_path: Path) -> No
 
 def test_an_answer_that_stops_early_is_an_error_and_keeps_what_came(world: World, tmp_path: Path) -> None:
     class Short(StoreSource):
-        def fetch(self, wants: Sequence[Want]) -> Iterator[tuple[str, bytes]]:
-            return super().fetch(wants[:2])
+        def fetch(self, ranges: Sequence[Range]) -> Iterator[bytes | None]:
+            return super().fetch(ranges[:2])
 
     world.publish(weights())
     source = Short(world.store)
     for _ in range(2):  # the second try starts after what the first one brought
         with pytest.raises(FetchError, match="ended early"):
             assemble(world, release(world), tmp_path / "out", source=source)
-    assert len({want.id for want in source.fetched}) == 4
+    assert len({one.name for one in source.fetched}) == 4
 
 
 def test_a_manifest_whose_slabs_do_not_give_the_file_is_a_bad_release(world: World, tmp_path: Path) -> None:

@@ -11,7 +11,12 @@ from sync.release import Desired
 from sync.trust.rules import check_epoch, raise_floors
 
 DESIRED = Desired(
-    model="digits", epoch=4, version="3", digest="aa" * 32, manifest="releases/digits/3.json", manifest_hash="bb" * 32
+    model="digits",
+    epoch=4,
+    version="3",
+    digest="aa" * 32,
+    manifest="releases/digits/3.json.zst",
+    manifest_hash="bb" * 32,
 )
 VERSIONS = st.dictionaries(st.sampled_from(["timestamp", "snapshot", "targets"]), st.integers(1, 9), min_size=1)
 

@@ -92,9 +92,7 @@ def test_endless_metadata_is_cut_off(world: World) -> None:
 
 def test_a_tampered_manifest_is_refused(world: World) -> None:
     world.publish(weights())
-    world.source.tamper = lambda name, data: (
-        data.replace(b'"parent":null', b'"parent":"0"') if "releases" in name else data
-    )
+    world.source.tamper = lambda name, data: data[:-1] + bytes([data[-1] ^ 1]) if "releases" in name else data
     view = verifier(world).refresh()
     desired = view.desired("digits")
     assert desired is not None
@@ -106,7 +104,7 @@ def test_the_online_key_cannot_sign_a_release(world: World) -> None:
     """A hostile controller holds the `desired` key: it can point at signed releases only, whatever it lists itself."""
     world.publish(weights())
     repository = Repository(world.store, world.keys)
-    repository.add({}, {"releases/digits/2.json": b"{}", "desired/digits.json": hostile_desired()})
+    repository.add({}, {"releases/digits/2.json.zst": b"{}", "desired/digits.json": hostile_desired()})
     view = verifier(world).refresh()
     desired = view.desired("digits")
     assert desired is not None
@@ -116,7 +114,7 @@ def test_the_online_key_cannot_sign_a_release(world: World) -> None:
 
 def hostile_desired() -> bytes:
     fields = {"model": "digits", "epoch": 2, "version": "2", "digest": "aa" * 32, "manifest_hash": "bb" * 32}
-    return json.dumps({**fields, "manifest": "releases/digits/2.json", "format": 1}).encode()
+    return json.dumps({**fields, "manifest": "releases/digits/2.json.zst", "format": 1}).encode()
 
 
 def test_desired_state_of_another_model_is_refused(world: World) -> None:

@@ -1,0 +1,89 @@
+"""What is on this node's disk: slabs of installed releases, by id and by place, read and hashed each time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from blake3 import blake3
+
+from sync.agent.journal import Release
+from sync.release import FileEntry, SlabEntry
+from sync.slabs import Piece, read_pieces, slab_id
+
+
+class LocalSlabs:
+    """The slabs of releases on this node's disk, by id and by place."""
+
+    def __init__(self, releases: Sequence[tuple[Release, Path]]) -> None:
+        self._where: dict[str, list[tuple[Path, tuple[Piece, ...]]]] = {}
+        self._at: dict[str, dict[tuple[str, str], SlabEntry]] = {}
+        for release, folder in sorted(releases, key=lambda one: int(one[0].manifest.version), reverse=True):
+            paths = set(release.paths())
+            for file in release.manifest.files:
+                if file.path in paths:
+                    self._add(file, folder / file.path, self._at.setdefault(release.manifest.digest(), {}))
+
+    def read(self, slab: str) -> bytes | None:
+        """The slab's bytes, hashed just now; None when no file here has them (any more)."""
+        for path, pieces in self._where.get(slab, ()):
+            raw = read_slab(path, pieces)
+            if raw is not None and slab_id(raw) == slab:
+                return raw
+        return None
+
+    def holds(self, slab: str) -> bool:
+        return self.read(slab) is not None
+
+    def releases(self) -> tuple[str, ...]:
+        """Digests of what is here, newest first."""
+        return tuple(self._at)
+
+    def base_in(self, release: str, path: str, slab: SlabEntry) -> str | None:
+        """The slab at that place in a release, if it could be the base of a difference."""
+        base = self._at[release].get((path, slab.key))
+        is_base = base is not None and base.length == slab.length and base.id != slab.id
+        return base.id if base is not None and is_base else None
+
+    def _add(self, file: FileEntry, path: Path, places: dict[tuple[str, str], SlabEntry]) -> None:
+        for slab in file.slabs:
+            self._where.setdefault(slab.id, []).append((path, slab.pieces))
+            places[file.path, slab.key] = slab
+
+
+def verify_files(release: Release, folder: Path) -> str | None:
+    """None when every file of the release is in `folder` and whole; else what is wrong."""
+    paths = set(release.paths())
+    for file in release.manifest.files:
+        if file.path in paths and file_hash(folder / file.path) != file.digest:
+            return f"file {file.path} of {release.manifest.name} is missing or damaged"
+    return None
+
+
+def file_hash(path: Path) -> str | None:
+    hasher, at = blake3(), 0
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        while chunk := os.pread(fd, 1 << 20, at):
+            hasher.update(chunk)
+            at += len(chunk)
+    finally:
+        os.close(fd)
+    return hasher.hexdigest()
+
+
+def read_slab(path: Path, pieces: tuple[Piece, ...]) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return read_pieces(fd, pieces)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
