@@ -204,7 +204,7 @@ def _code_of(factory: str) -> Path:
 
 
 def bundle_of(spec: Path, digest: str, bundles: Path, *, skip_gate: bool, say: Progress) -> Path:
-    """The bundle of this content, built where it is not there yet, starting from what its predecessor left in float."""
+    """The bundle of this content, built where it is not there yet, as the successor of the one before."""
     from hardware.build.spec import load_spec
 
     wanted = load_spec(spec)
@@ -213,11 +213,25 @@ def bundle_of(spec: Path, digest: str, bundles: Path, *, skip_gate: bool, say: P
     if not folder.exists():
         from hardware.build.build import build  # brings torch: two seconds that a bundle which is there does not need
 
-        latest = home / _LATEST
-        predecessor = home / latest.read_text(encoding="utf-8").strip() if latest.exists() else None
-        if predecessor is not None and not predecessor.exists():
-            predecessor = None
+        predecessor = _predecessor(home, wanted.name, say)
         build(wanted, spec.parent, folder, successor_of=predecessor, skip_gate=skip_gate, progress=say)
     if not skip_gate:
         (home / _LATEST).write_text(folder.name + "\n", encoding="utf-8")
+    return folder
+
+
+def _predecessor(home: Path, model: str, say: Progress) -> Path | None:
+    """The bundle that was built before, if it is still there and whole: a release never waits for it."""
+    from common.errors import BuildError
+    from hardware.build.predecessor import Predecessor
+
+    latest = home / _LATEST
+    folder = home / latest.read_text(encoding="utf-8").strip() if latest.exists() else None
+    if folder is None or not folder.exists():
+        return None
+    try:
+        Predecessor.open(folder, model)
+    except BuildError as exc:
+        say(f"{model}: built without a predecessor: {exc}")
+        return None
     return folder

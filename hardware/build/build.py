@@ -20,7 +20,8 @@ from hardware.build.export import check_parity, export_onnx, load_module
 from hardware.build.graph import Graph, simplify
 from hardware.build.layers import find_layers, mac_share
 from hardware.build.mixed import Built, Measured, Say, VariantBuild
-from hardware.build.report import BuildReport, VariantReport, read_report, write_report
+from hardware.build.predecessor import Predecessor
+from hardware.build.report import BuildReport, VariantReport, write_report
 from hardware.build.session import Session
 from hardware.build.spec import ModelSpec
 from hardware.build.variants import FULL, RECIPES
@@ -41,7 +42,8 @@ def build(
 ) -> BuildReport:
     """Builds the bundle folder `out`; paths in `spec` are relative to `base`.
 
-    The folder appears whole or not at all, and takes the place of an earlier bundle. With `skip_gate` a model that
+    The folder appears whole or not at all, and takes the place of an earlier bundle. The build
+    starts from the scales of the bundle `successor_of` and from what it left in float. With `skip_gate` a model that
     misses the gate is built all the same, but its golden set asks of nodes what the gate would have: they refuse it.
     Raises `GateRefused`, `CalibrationMissing` or another `BuildError`.
     """
@@ -55,7 +57,7 @@ def build(
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
         folder = Path(scratch) / "bundle"
         folder.mkdir()
-        start = _float_layers_of(successor_of)
+        predecessor = None if successor_of is None else Predecessor.open(successor_of, spec.name)
         calibration, heldout = load_rows(spec, base)
         say(f"{len(calibration)} calibration rows, {len(heldout)} held-out rows, none shared")
         parity = _write_full(spec, base, folder, heldout, say)
@@ -65,8 +67,8 @@ def build(
         say(f"{len(measured.layers)} layers and {len(measured.statistics.ranges)} ranges calibrated")
         variants = []
         for recipe in RECIPES:
-            one = VariantBuild(measured, recipe, say)
-            variants.append(one.write(folder, start.get(recipe.name, ()), skip_gate=skip_gate))
+            one = VariantBuild(measured, recipe, predecessor, say)
+            variants.append(one.write(folder, skip_gate=skip_gate))
         variants.append(_full(measured.reference, folder))
         _describe(spec, base, folder, measured, outputs, variants)
         report = BuildReport(
@@ -85,11 +87,6 @@ def build(
         _put_in_place(folder, out, Path(scratch) / "replaced")
     say(f"bundle {out} is complete")
     return report
-
-
-def _float_layers_of(bundle: Path | None) -> dict[str, tuple[str, ...]]:
-    """By variant: what the predecessor left in float."""
-    return {} if bundle is None else {one.name: one.float_layers for one in read_report(bundle).variants}
 
 
 def _write_full(spec: ModelSpec, base: Path, folder: Path, rows: Rows, say: Say) -> float | None:

@@ -15,7 +15,12 @@ def register(subparsers: Any) -> None:
     build = commands.add_parser("build", help="quantize a model, check what it loses, write a bundle folder")
     build.add_argument("spec", type=Path, metavar="SPEC.toml", help="what to build; paths in it are relative to it")
     build.add_argument("--out", type=Path, required=True, metavar="DIR", help="the bundle folder to write")
-    build.add_argument("--successor-of", type=Path, metavar="BUNDLE", help="start from what that bundle left in float")
+    build.add_argument(
+        "--successor-of",
+        type=Path,
+        metavar="BUNDLE",
+        help="keep the scales of that bundle, and what it left in float",
+    )
     build.add_argument(
         "--skip-gate", action="store_true", help="build even if INT8 loses too much; nodes will refuse it"
     )

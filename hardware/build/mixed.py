@@ -1,4 +1,8 @@
-"""One INT8 variant from recipe to file: quantize everything, leave layers in float until the gate holds, or refuse."""
+"""One INT8 variant from recipe to file: quantize everything, leave layers in float until the gate holds, or refuse.
+
+A successor is first tried with its predecessor's scales, for a small delta. Where the gate does not hold at once with
+these, they are recomputed before any layer is given up.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,15 @@ from hardware.build.data import Rows
 from hardware.build.graph import Graph
 from hardware.build.layers import Layer, mac_share
 from hardware.build.noise import decibels, layer_noise
+from hardware.build.predecessor import Predecessor
 from hardware.build.quantize import Quantizer
-from hardware.build.report import LayerReport, VariantReport
+from hardware.build.report import LayerReport, ScalesReport, VariantReport
 from hardware.build.search import Outcome, search
 from hardware.build.sensitivity import by_error_per_mac, output_errors
 from hardware.build.session import Session
 from hardware.build.spec import Gate
 from hardware.build.speed import compare
+from hardware.build.succession import Succession
 from hardware.build.variants import Recipe
 from hardware.gate import Reference, loss, measure
 
@@ -57,19 +63,22 @@ class Built:
 
 
 class VariantBuild:
-    def __init__(self, measured: Measured, recipe: Recipe, say: Say) -> None:
-        self._measured, self._recipe, self._say = measured, recipe, say
-        self._quantizer = Quantizer(measured.graph, measured.layers, measured.statistics, recipe)
+    def __init__(self, measured: Measured, recipe: Recipe, predecessor: Predecessor | None, say: Say) -> None:
+        self._measured, self._recipe, self._predecessor, self._say = measured, recipe, predecessor, say
+        self._use(Quantizer(measured.graph, measured.layers, measured.statistics, recipe))
+
+    def _use(self, quantizer: Quantizer) -> None:
+        self._quantizer = quantizer
         self._models: dict[tuple[str, ...], Graph] = {}  # what was tried, by the layers left in float
         self._answers: dict[tuple[str, ...], Array] = {}  # to the held-out rows
+        self._losses: dict[tuple[str, ...], float] = {}
 
-    def write(self, folder: Path, predecessor: Sequence[str], *, skip_gate: bool) -> Built:
-        """Writes the variant's file into `folder`; `predecessor` is what the version before left in float.
-
-        Raises `GateRefused`, unless the gate is skipped.
-        """
+    def write(self, folder: Path, *, skip_gate: bool) -> Built:
+        """Writes the variant's file into `folder`. Raises `GateRefused`, unless the gate is skipped."""
         measured, recipe = self._measured, self._recipe
-        outcome = self._search(self._start(predecessor), skip_gate=skip_gate)
+        start = self._start()
+        succession = self._succeed(start)
+        outcome = self._search(start, skip_gate=skip_gate)
         if not outcome.is_held and not skip_gate:
             raise self._refusal(outcome)
         model = self._model(outcome.chosen.float_layers)
@@ -88,13 +97,38 @@ class VariantBuild:
             size_bytes=target.stat().st_size,
             float_layers=outcome.chosen.float_layers,
             float_share=outcome.chosen.float_share,
-            tries=len(outcome.tries),
+            tries=len(outcome.tries) + (succession is not None and succession.is_refused),
             is_simulated=recipe.is_simulated,
             milliseconds=None if speed is None else speed.candidate_ms,
             fp32_milliseconds=None if speed is None else speed.reference_ms,
             layers=tuple(self._layer_reports()),
+            scales=self._scales(succession, model, outcome.chosen.float_layers),
         )
         return Built(answers=answers, report=report)
+
+    def _succeed(self, start: tuple[str, ...]) -> Succession | None:
+        """Goes on with the predecessor's scales where they fit and the gate holds with them."""
+        measured, recipe, fresh = self._measured, self._recipe, self._quantizer
+        before = None if self._predecessor is None else self._predecessor.graphs.get(recipe.name)
+        if before is None:
+            return None
+        succession = Succession(before, fresh, measured.graph, measured.layers, measured.statistics, recipe)
+        if succession.has_kept:
+            self._use(succession.quantizer)
+            if (loss := self._loss_with(start)) > measured.gate.max_drop:
+                self._say(f"{recipe.name}: the gate is missed with the predecessor's scales, they are recomputed")
+                succession.refuse(loss, measured.gate.max_drop)
+                self._use(fresh)
+        return succession
+
+    def _scales(
+        self, succession: Succession | None, model: Graph, float_layers: tuple[str, ...]
+    ) -> ScalesReport | None:
+        if self._predecessor is None:
+            return None
+        if succession is None:
+            return ScalesReport(is_kept=False, reason=f"the predecessor has no variant {self._recipe.name!r}")
+        return succession.report(model, float_layers)
 
     def _worst_first(self) -> tuple[str, ...]:
         measured, name = self._measured, self._recipe.name
@@ -126,6 +160,11 @@ class VariantBuild:
         )
 
     def _loss_with(self, float_layers: tuple[str, ...]) -> float:
+        if float_layers not in self._losses:
+            self._losses[float_layers] = self._measure_loss(float_layers)
+        return self._losses[float_layers]
+
+    def _measure_loss(self, float_layers: tuple[str, ...]) -> float:
         session = Session(self._model(float_layers).serialize(), optimized=not self._recipe.is_simulated)
         self._answers[float_layers] = session.run_rows(self._measured.heldout)[self._measured.output]
         value = loss(self._measured.reference, self._answers[float_layers])
@@ -139,9 +178,10 @@ class VariantBuild:
             self._models[float_layers] = self._quantizer.quantize(float_layers)
         return self._models[float_layers]
 
-    def _start(self, predecessor: Sequence[str]) -> tuple[str, ...]:
+    def _start(self) -> tuple[str, ...]:
         """What the spec wants in float and what the predecessor left there, if this model affords both."""
         measured = self._measured
+        predecessor = () if self._predecessor is None else self._predecessor.float_layers.get(self._recipe.name, ())
         known = {layer.name for layer in measured.layers}
         both = (*measured.gate.float_layers, *(name for name in predecessor if name in known))
         start = tuple(dict.fromkeys(both))

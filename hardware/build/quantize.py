@@ -10,6 +10,7 @@ layer further leaves every other quantized tensor as it was.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from onnxruntime.quantization import CalibrationMethod, QuantType
@@ -20,6 +21,7 @@ from common.tensors import Array
 from hardware.build.calibrate import Statistics
 from hardware.build.graph import Graph, canonical
 from hardware.build.layers import Layer
+from hardware.build.scales import Scale
 from hardware.build.variants import Recipe
 
 # Everything between two layers that has an integer kernel; one float operator inside would cost a round trip.
@@ -30,10 +32,21 @@ _OPERATORS = (
 
 
 class Quantizer:
-    """One recipe for one graph. Statistics and bias corrections are computed once, then any set may stay in float."""
+    """One recipe for one graph. Statistics and bias corrections are computed once, then any set may stay in float.
 
-    def __init__(self, graph: Graph, layers: Sequence[Layer], statistics: Statistics, recipe: Recipe) -> None:
+    The tensors in `scales` are quantized with these, whatever their values are, and clipped; all others with new ones.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        layers: Sequence[Layer],
+        statistics: Statistics,
+        recipe: Recipe,
+        scales: Mapping[str, Scale] | None = None,
+    ) -> None:
         self._layers, self._recipe = layers, recipe
+        self._scales = scales or {}
         self._ranges = TensorsData(
             CalibrationMethod.MinMax,
             {name: (np.float32(low), np.float32(high)) for name, (low, high) in statistics.ranges.items()},
@@ -56,13 +69,35 @@ class Quantizer:
             [],
             [name for layer in left_out for name in (layer.name, layer.activation) if name],
             list(_OPERATORS),
-            dict(self._recipe.options),
+            {**self._recipe.options, "TensorQuantOverrides": _overrides(self._scales)},
         )
         quantizer.quantize_model()
         quantized = Graph(quantizer.model.model)
+        _clip(quantized, self._scales, self._recipe.largest_weight)
         if self._recipe.is_fenced:
             _fence(quantized, {layer.name for layer in left_out})
         return canonical(quantized)
+
+
+def _overrides(scales: Mapping[str, Scale]) -> dict[str, list[dict[str, Any]]]:
+    """As the quantizer wants them: a list with one entry per channel."""
+    return {
+        name: [
+            {"scale": np.asarray(step), "zero_point": np.asarray(scale.zero)}
+            | ({} if scale.axis is None else {"axis": scale.axis})
+            for step in scale.steps
+        ]
+        for name, scale in scales.items()
+    }
+
+
+def _clip(quantized: Graph, scales: Mapping[str, Scale], largest: int) -> None:
+    """Weights beyond a given scale's range: the quantizer clips them to all of int8, whatever the recipe says."""
+    constants = quantized.initializers()
+    for name, scale in scales.items():
+        integers = constants.get(f"{name}_quantized")
+        if scale.integers is not None and integers is not None:
+            quantized.set_initializer(f"{name}_quantized", np.clip(integers, -largest, largest))
 
 
 def _mean_shifts(graph: Graph, quantized: Graph, layers: Sequence[Layer], statistics: Statistics) -> dict[str, Array]:

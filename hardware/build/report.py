@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from common.config import from_json, to_json
 from common.errors import BuildError, ConfigError
@@ -23,6 +24,33 @@ class LayerReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorScale:
+    """What became of the predecessor's quantization scale of one tensor."""
+
+    name: str
+    kind: Literal["weight", "activation"]
+    channels: int  # each has a scale of its own; 1: one for the whole tensor
+    kept: int  # channels whose scale is the predecessor's, bit for bit
+    drift: float | None = None  # new range / old range, in the channel where it is farthest from 1
+    clipped_share: float | None = None  # of the weights: those that a kept scale clips; None for an activation
+    excess_steps: float = 0.0  # how far, in integers, the farthest value lies beyond a kept range
+    reason: str = ""  # why a channel has a new scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalesReport:
+    """A successor's scales. Its delta to the predecessor is an estimate (`hardware/build/delta.py`), made both ways."""
+
+    is_kept: bool  # False: recomputed for all tensors, for `reason`
+    reason: str = ""
+    tensors: tuple[TensorScale, ...] = ()
+    changed_share: float | None = None  # of the 8 bit integers, with kept scales
+    changed_share_recomputed: float | None = None
+    delta_bytes: int | None = None  # with kept scales
+    delta_bytes_recomputed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VariantReport:
     name: str
     loss: Loss
@@ -35,6 +63,7 @@ class VariantReport:
     milliseconds: float | None = None  # batch 1, one thread; None where it cannot run here
     fp32_milliseconds: float | None = None
     layers: tuple[LayerReport, ...] = ()
+    scales: ScalesReport | None = None  # None: no predecessor
 
     @property
     def speed(self) -> float | None:
@@ -70,7 +99,10 @@ def read_report(bundle: Path) -> BuildReport:
     try:
         return from_json((bundle / FILE).read_bytes(), BuildReport, str(bundle / FILE))
     except OSError as exc:
-        raise BuildError(f"{bundle} has no readable {FILE} to start from: {exc.strerror}") from exc
+        raise BuildError(
+            f"{bundle} has no readable {FILE} to start from: {exc.strerror}; accepted: a bundle folder that "
+            "`outrider model build` wrote"
+        ) from exc
     except ConfigError as exc:
         raise BuildError(str(exc)) from exc
 
@@ -98,4 +130,21 @@ def render(report: BuildReport) -> str:
         if variant.layers:
             worst = sorted((x.sqnr_db, x.name) for x in variant.layers if x.sqnr_db is not None)[:3]
             lines.append(f"{variant.name}: noisiest: " + ", ".join(f"{name} {db:.1f} dB" for db, name in worst))
+        if variant.scales is not None:
+            lines.append(f"{variant.name}: {_render_scales(variant.scales)}")
     return "\n".join(lines)
+
+
+def _render_scales(scales: ScalesReport) -> str:
+    said = f"scales: recomputed, {scales.reason}"
+    if scales.is_kept:
+        whole = sum(one.kept == one.channels for one in scales.tensors)
+        kept, channels = (sum(getattr(one, key) for one in scales.tensors) for key in ("kept", "channels"))
+        said = f"scales: the predecessor's for {whole} of {len(scales.tensors)} tensors, {kept} of {channels} channels"
+    if scales.delta_bytes is None or scales.delta_bytes_recomputed is None:
+        return said
+    saved = 1 - scales.delta_bytes / max(1, scales.delta_bytes_recomputed)
+    return (
+        f"{said}; delta to the predecessor (estimated): {scales.delta_bytes} bytes with kept scales, "
+        f"{scales.delta_bytes_recomputed} with recomputed ones ({-saved:+.1%})"
+    )

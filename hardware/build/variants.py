@@ -26,6 +26,11 @@ class Recipe:
     check: Callable[[Graph], None] = lambda graph: None  # raises `BuildError` for what the engine would not take
 
     @property
+    def largest_weight(self) -> int:
+        """The largest integer that a weight becomes, by its absolute value."""
+        return 64 if self.reduce_range else 127
+
+    @property
     def file(self) -> str:
         return f"{self.name}/model.onnx"
 

@@ -77,9 +77,23 @@ def test_a_changed_checkpoint_is_a_new_version_of_which_little_is_fetched(
     fleet.train(1.01)
     second = publish(fleet, capsys)
     assert (second["version"], second["is_new"]) == ("2", True)
+    latest = fleet.source / "bundles" / "digits" / "latest"
+    report = json.loads((latest.parent / latest.read_text().strip() / "report.json").read_text())
+    assert [one["scales"] and one["scales"]["is_kept"] for one in report["variants"]] == [True, True, None]
     sizes = {one["variant"]: one for one in second["variants"] if one["engine"] == "onnxruntime"}
     assert 0 < sizes["cpu-int8"]["slabs_new"] < sizes["cpu-int8"]["slabs"]
     assert second["bytes_delta"] < second["bytes_full"] / 10
+
+
+def test_a_damaged_bundle_before_does_not_hold_up_a_release(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    home = fleet.source / "bundles" / "digits"
+    (home / "before").mkdir(parents=True)
+    (home / "before" / "report.json").write_text("{")
+    (home / "latest").write_text("before\n")
+    assert main(fleet.arguments()) == 0
+    said = capsys.readouterr()
+    assert "digits: built without a predecessor: " in said.err
+    assert json.loads(said.out)["version"] == "1"
 
 
 def test_a_bundle_that_was_built_elsewhere_is_released_as_it_is(
