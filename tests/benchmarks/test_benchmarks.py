@@ -23,6 +23,13 @@ TITLES = {
     "offload": ["A photo, with 120 ms to the cloud and back", "Its stages"],
     "int8": ["INT8 against FP32"],
     "push": ["A push, from publish to served"],
+    "codec": [
+        "Bytes of a difference",
+        "Bytes of others",
+        "Decoding, by form",
+        "Whole files",
+        "Peak memory of rebuilding",
+    ],
     "idle": ["Idle processes", "Threads of a node before, during and after 200 calls at once"],
     "start": ["Starts"],
 }
