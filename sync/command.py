@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sync.diff_command import add_diff, add_inspect
+from sync.diff.command import add_diff, add_inspect
 
 if TYPE_CHECKING:
     from sync.service import ServiceConfig

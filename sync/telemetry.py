@@ -11,7 +11,8 @@ from sync.events import Installed, PollDone, Quarantined, SlabsFetched, SyncFail
 
 def measure_sync(metrics: Metrics) -> None:
     polls = metrics.counter("outrider_sync_polls_total", "Polls of the sync service.", ("result",))
-    payload = metrics.counter("outrider_sync_fetched_bytes_total", "Slab bytes received.", ("model", "form"))
+    what = "Payloads, whole slabs, table sets, indexes: bytes received."
+    payload = metrics.counter("outrider_sync_fetched_bytes_total", what, ("model", "form"))
     fetched = metrics.counter("outrider_sync_slabs_fetched_total", "Slabs fetched.", ("model",))
     reused = metrics.counter("outrider_sync_slabs_reused_total", "Slabs found on this machine.", ("model",))
     fallbacks = metrics.counter("outrider_sync_full_fallbacks_total", "Slabs whose delta was no good.", ("model",))

@@ -21,8 +21,8 @@ from benchmarks.codec.ours import differ
 from benchmarks.codec.pairs import Files
 from benchmarks.codec.peers import ROOT
 from benchmarks.report import Table
-from sync.file_release import opened
-from sync.rebuild import rebuild
+from sync.diff.file_release import opened
+from sync.diff.rebuild import rebuild
 from sync.store import Store
 
 _SIDE = 4096  # rows and columns of a matrix

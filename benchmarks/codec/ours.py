@@ -14,9 +14,9 @@ from pathlib import Path
 from benchmarks.codec.pairs import Files
 from sync import codec
 from sync.codec.choice import Pair
-from sync.diff import diff, manifest_name
-from sync.file_release import FileRelease, opened
-from sync.rebuild import rebuild
+from sync.diff.diff import diff, manifest_name
+from sync.diff.file_release import FileRelease, opened
+from sync.diff.rebuild import rebuild
 from sync.store import Store
 
 _SLACK = 0.01  # of a payload over `full`, of the wire over the best peer

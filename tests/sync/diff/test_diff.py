@@ -21,14 +21,14 @@ from safetensors.numpy import save_file
 from common.cli import main
 from common.errors import BadRelease, CorruptPack, CorruptSlab, FileChanged
 from sync.codec import kernels
-from sync.diff import Report, diff, manifest_name
-from sync.file_release import opened
-from sync.limit import limit_of_new, limit_of_step
+from sync.diff.diff import Report, diff, manifest_name
+from sync.diff.file_release import opened
+from sync.diff.limit import limit_of_new, limit_of_step
+from sync.diff.rebuild import rebuild
+from sync.diff.whole_zstd import compressed_bytes, patch_bytes
 from sync.packs import parse_index
-from sync.rebuild import rebuild
 from sync.release import parse_manifest, to_bytes
 from sync.store import Store
-from sync.whole_zstd import compressed_bytes, patch_bytes
 from tests.sync.test_containers import model_of
 from tests.sync.test_containers_gguf import BF16, F32, I8, gguf
 
@@ -275,9 +275,9 @@ def test_a_file_that_is_written_to_meanwhile_is_an_error(tmp_path: Path) -> None
 MEASURE = """
 import re, sys
 from pathlib import Path
-from sync.file_release import opened
+from sync.diff.file_release import opened
 from sync.packs import parse_index
-from sync.rebuild import rebuild
+from sync.diff.rebuild import rebuild
 from sync.release import parse_manifest, to_bytes
 from sync.store import Store
 

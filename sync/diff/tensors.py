@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from sync.containers import Tensor
-from sync.file_release import NOBODY, FileRelease, Owners
-from sync.limit import Limit, limit_of_new, limit_of_step
+from sync.diff.file_release import NOBODY, FileRelease, Owners
+from sync.diff.limit import Limit, limit_of_new, limit_of_step
 from sync.slabs import Cut
 
 SKELETON: Final = "(skeleton)"

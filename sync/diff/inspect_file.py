@@ -16,7 +16,7 @@ from common.errors import BadRelease, ConfigError, CorruptPack
 from sync import codec
 from sync.codec.forms import decompress
 from sync.containers import Layout, read_layout
-from sync.file_release import Owners
+from sync.diff.file_release import Owners
 from sync.packs import MAX_INDEX_BYTES, parse_index
 from sync.release import MAX_MANIFEST_BYTES, parse_manifest
 from sync.slabs import MAX_SLAB_BYTES, cut

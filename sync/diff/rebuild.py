@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common.errors import BadRelease, CorruptPack, CorruptSlab
 from sync import codec
-from sync.file_release import MODEL, FileRelease, file_digest
+from sync.diff.file_release import MODEL, FileRelease, file_digest
 from sync.packs import Entry, Index, parse_index
 from sync.release import FileEntry, SlabEntry, parse_manifest
 from sync.slabs import write_pieces

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from sync.diff import Report
-    from sync.file_release import FileRelease
-    from sync.inspect_file import Inspected
+    from sync.diff.diff import Report
+    from sync.diff.file_release import FileRelease
+    from sync.diff.inspect_file import Inspected
 
 _MAX_NAME = 64  # a digest is as long
 
@@ -44,10 +44,10 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _diff(args: argparse.Namespace) -> int:
-    from sync.diff import diff, manifest_name
-    from sync.rebuild import rebuild
+    from sync.diff.diff import diff, manifest_name
+    from sync.diff.rebuild import rebuild
+    from sync.diff.whole_zstd import compressed_bytes, patch_bytes
     from sync.store import Store
-    from sync.whole_zstd import compressed_bytes, patch_bytes
 
     _check_out(args.apply, args.base, args.new)
     with contextlib.ExitStack() as stack:
@@ -80,7 +80,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from sync.inspect_file import inspect_file
+    from sync.diff.inspect_file import inspect_file
 
     with _readable("sync inspect", "FILE", args.file):
         found = inspect_file(args.file)
@@ -93,7 +93,7 @@ def _inspect(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _opened(path: Path, name: str, version: int) -> Iterator[FileRelease]:
-    from sync.file_release import opened
+    from sync.diff.file_release import opened
 
     with contextlib.ExitStack() as stack:
         with _readable("sync diff", name, path):

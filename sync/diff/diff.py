@@ -18,8 +18,8 @@ from typing import BinaryIO
 from sync import codec
 from sync.codec.choice import Pair
 from sync.deltas import Change, write_pack
-from sync.diff_tensors import SlabCost, TensorCost, tensor_costs
-from sync.file_release import FileRelease
+from sync.diff.file_release import FileRelease
+from sync.diff.tensors import SlabCost, TensorCost, tensor_costs
 from sync.packs import Index, parse_index
 from sync.release import SlabEntry, manifest_path, to_bytes
 from sync.store import Store
@@ -27,7 +27,7 @@ from sync.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All bytes that a node with the base fetches, and the limit of a plain model (sync/limit.py)."""
+    """All bytes that a node with the base fetches, and the limit of a plain model (sync/diff/limit.py)."""
 
     raw_bytes: int
     forms: Mapping[str, int]  # payload by form; slabs that travel whole with their object's header
