@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install up test soak fuzz fuzz-kernels lint format types contract check smoke protos docs clean
+.PHONY: install up test soak fuzz fuzz-kernels fuzz-python lint format types contract check smoke protos docs clean
 
 install: $(STAMP)
 
@@ -27,10 +27,13 @@ soak: install
 	$(BIN)/python -m tests.soak $(SOAK)
 
 # A million inputs each, under the sanitizers where C is concerned; what is found stays in build/fuzz.
-fuzz: fuzz-kernels
+fuzz: $(if $(filter-out kernels,$(TARGET)),,fuzz-kernels) $(if $(filter kernels,$(TARGET)),,fuzz-python)
 
 fuzz-kernels:
-	tests/fuzz/kernels
+	tests/fuzz/kernels -runs=$(or $(RUNS),1000000)
+
+fuzz-python: install
+	RUNS=$(RUNS) TARGET=$(TARGET) tests/fuzz/python
 
 lint: install
 	$(BIN)/ruff check .
