@@ -19,7 +19,7 @@ from sync.containers import gguf, onnx, safetensors, torch, zips
 from sync.containers.layout import MAX_TENSORS, Layout, Malformed, Tensor, in_order, plain
 from sync.containers.source import Source
 
-__all__ = ["Layout", "Tensor", "read_layout"]
+__all__ = ["Layout", "Tensor", "external_files", "read_layout"]
 
 MAX_MODELS: Final = 64  # .onnx files in a folder that are asked about a file without a header
 
@@ -46,6 +46,15 @@ def read_layout(path: Path) -> Layout:
             except Malformed:
                 return plain(source.size)
     return _external_data(path, source.size) or plain(source.size)
+
+
+def external_files(path: Path) -> tuple[str, ...]:
+    """The files beside an ONNX model in which it keeps tensors, as it names them; none for anything else."""
+    if path.suffix != ".onnx":
+        return ()
+    with _opened(path) as source, contextlib.suppress(Malformed):
+        return tuple(dict.fromkeys(islice(onnx.external_locations(source), MAX_TENSORS)))
+    return ()
 
 
 def _external_data(path: Path, size: int) -> Layout | None:

@@ -52,6 +52,12 @@ def find_external(source: Source, name: str, size: int) -> Iterator[Tensor]:
             yield initializer.tensor(*_external_range(initializer, size))
 
 
+def external_locations(source: Source) -> Iterator[str]:
+    for initializer in _initializers(source):
+        if (location := initializer.external.get("location")) is not None:
+            yield location
+
+
 def _external_range(initializer: _Initializer, size: int) -> tuple[int, int]:
     """Without a length, as long as its type and shape say; where they are unknown, to the end of the file."""
     offset = _number(initializer.external.get("offset", "0"))

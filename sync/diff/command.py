@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sync.diff.inspect_file import Inspected
 
 _MAX_NAME = 64  # a digest is as long
+_MAX_FILES = 8  # named in a line
 
 
 def add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -133,9 +134,14 @@ def _check_out(out: Path | None, base: Path, new: Path) -> None:
 def _print_report(
     out: TextIO, base: FileRelease, new: FileRelease, report: Report, others: dict[str, int | None]
 ) -> None:
+    from sync.containers import external_files
+
     for name, one in (("A", base), ("B", new)):
         facts = f"{one.layout.container}, {one.layout.size:,} bytes, {len(one.slabs)} slabs"
         print(f"{name}  {_printable(str(one.path))}  {facts}", file=out)
+    if beside := external_files(new.path):
+        names = _printable(", ".join(beside[:_MAX_FILES]))
+        print(f"B keeps tensors in {names} beside it: not counted here, compare that as well", file=out)
     rows = [
         (
             one.name[:_MAX_NAME],

@@ -449,3 +449,14 @@ def test_the_tables_name_every_tensor(tmp_path: Path, capsys: pytest.CaptureFixt
     (wire,) = [line for line in lines if line.startswith("wire ")]
     assert f"{report.wire_bytes:,}" in wire
     assert {line.split("  ")[0] for line in lines if line.startswith("zstd")} == {"zstd -3", "zstd -3 --patch-from"}
+
+
+def test_a_model_that_keeps_its_tensors_elsewhere_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        save_external(tmp_path / folder / "m.onnx.data", {"w": np.ones((4, 64), np.float32)})
+    model = next((tmp_path / "b").glob("*.onnx"))
+    assert main(["sync", "diff", str(tmp_path / "a" / model.name), str(model)]) == 0
+    assert "B keeps tensors in m.onnx.data beside it" in capsys.readouterr().out
