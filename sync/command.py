@@ -115,9 +115,12 @@ def _keys_init(args: argparse.Namespace) -> int:
     store = Store(args.store)
     with store.lock():
         if args.if_absent and store.read(TIMESTAMP) is not None:
-            root = Repository(store, Keys(args.keys)).root()
+            keys = Keys(args.keys)
+            root = Repository(store, keys).root()
         else:
-            root = Repository(store, Keys.create(args.keys)).create()
+            keys = Keys.create(args.keys, purpose=str(args.store.resolve()))
+            root = Repository(store, keys).create()
+        keys.finish()
     if args.root is not None:
         write_atomic(args.root, root)
     print(f"keys in {args.keys}, signed metadata in {args.store}", file=sys.stderr)

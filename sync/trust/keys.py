@@ -17,6 +17,7 @@ from securesystemslib.signer import CryptoSigner
 from common.errors import KeyMissing
 
 DESIRED: Final = "desired"
+_BEGUN: Final = ".begun"
 ROLES: Final = ("root", "targets", "snapshot", "timestamp", DESIRED)
 
 
@@ -27,16 +28,30 @@ class Keys:
         self.folder = folder
 
     @classmethod
-    def create(cls, folder: Path) -> Keys:
-        """Makes a new key for each role. Raises `KeyMissing` when a key is already there: none is ever overwritten."""
+    def create(cls, folder: Path, *, purpose: str | None = None) -> Keys:
+        """Makes a new key for each role. Raises `KeyMissing` when a key is already there: none is ever overwritten.
+
+        With a `purpose` (the store that they are for) the beginning is remembered until `finish`: where it was cut off,
+        the next call of the same purpose goes on with the keys that it finds.
+        """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         keys = cls(folder)
+        if purpose is None or not keys._has_begun(purpose):
+            for role in ROLES:
+                if keys.has(role):
+                    raise KeyMissing(role, f"{keys._path(role)} exists and is not overwritten")
+            if purpose is not None:
+                _write_private(folder / _BEGUN, purpose.encode())
         for role in ROLES:
-            if keys.has(role):
-                raise KeyMissing(role, f"{keys._path(role)} exists and is not overwritten")
-        for role in ROLES:
-            _write_private(keys._path(role), CryptoSigner.generate_ed25519().private_bytes)
+            if keys._is_cut_off(role):
+                keys._path(role).unlink()  # nothing was signed with it
+            if not keys.has(role):
+                _write_private(keys._path(role), CryptoSigner.generate_ed25519().private_bytes)
         return keys
+
+    def finish(self) -> None:
+        """What the keys were created for is signed: from now on they are not to be created again."""
+        (self.folder / _BEGUN).unlink(missing_ok=True)
 
     def has(self, *roles: str) -> bool:
         return all(self._path(role).is_file() for role in roles)
@@ -54,6 +69,28 @@ class Keys:
         if not isinstance(key, Ed25519PrivateKey):
             raise KeyMissing(role, f"{path} is not an ed25519 key")
         return CryptoSigner(key)
+
+    def _has_begun(self, purpose: str) -> bool:
+        """A beginning that was cut off before it said what for is none."""
+        path = self.folder / _BEGUN
+        try:
+            begun = path.read_bytes()
+        except FileNotFoundError:
+            return False
+        if begun != purpose.encode() and not self.has(ROLES[0]):
+            path.unlink()
+            return False
+        return begun == purpose.encode()
+
+    def _is_cut_off(self, role: str) -> bool:
+        """Its file is there, and what is in it is no key."""
+        if not self.has(role):
+            return False
+        try:
+            load_pem_private_key(self._path(role).read_bytes(), None)
+        except ValueError:
+            return True
+        return False
 
     def _path(self, role: str) -> Path:
         return self.folder / f"{role}.pem"

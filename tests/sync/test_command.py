@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common.errors import ConfigError, KeyMissing
 from sync.command import _service_config, register
+from sync.store import Store
+from sync.trust import keys
+from sync.trust.repository import Repository
 
 MAIN = """
 import argparse, sys
@@ -50,6 +56,39 @@ def test_keys_are_made_once(tmp_path: Path) -> None:
         run(*where)
     assert run(*where, "--if-absent") == 0
     assert (tmp_path / "r").read_bytes() == root
+
+
+@pytest.mark.parametrize("cut", range(11))
+def test_keys_that_were_cut_off_while_they_were_made_are_made_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    """Each private file, then each signed one, in turn is the last to be written, and a private one half of it."""
+    writes = itertools.count()
+
+    def cutting(write: Callable[..., object]) -> Callable[..., object]:
+        def replaced(*args: Any) -> object:
+            if next(writes) == cut:
+                if isinstance(args[0], Path):
+                    args[0].write_bytes(args[1][:20])
+                    args[0].chmod(0o600)
+                raise KeyboardInterrupt
+            return write(*args)
+
+        return replaced
+
+    where = ("keys", "init", "--keys", str(tmp_path / "k"), "--store", str(tmp_path / "s"), "--if-absent")
+    with monkeypatch.context() as patched:
+        patched.setattr(keys, "_write_private", cutting(keys._write_private))
+        patched.setattr(Store, "replace", cutting(Store.replace))
+        with pytest.raises(KeyboardInterrupt):
+            run(*where)
+    assert run(*where) == 0
+    made = Repository(Store(tmp_path / "s"), keys.Keys(tmp_path / "k"))
+    assert {path.stem for path in (tmp_path / "k").iterdir()} == set(keys.ROLES)
+    assert made.renew() is False  # all of it is signed, by keys that are there
+    made.add({"releases/m/1.json": b"{}"}, {})
+    with pytest.raises(KeyMissing, match="not overwritten"):
+        run("keys", "init", "--keys", str(tmp_path / "k"), "--store", str(tmp_path / "other"))
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
