@@ -65,6 +65,11 @@ def _add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     init.add_argument("--root", type=Path, help="also write root.json here: nodes are given this file")
     init.add_argument("--if-absent", action="store_true", help="do nothing when the store is signed already")
     init.set_defaults(run=_keys_init)
+    status = keys.add_parser("status", help="how long each signature holds; exit 1 where one is past half of its life")
+    status.add_argument("--store", type=Path, required=True, help="the store's folder")
+    status.add_argument("--keys", type=Path, help="folder with private keys: says which roles they can sign")
+    status.add_argument("--json", action="store_true", help="one line on stdout")
+    status.set_defaults(run=_keys_status)
 
 
 def _add_endpoint_file(parser: argparse.ArgumentParser) -> None:
@@ -125,6 +130,28 @@ def _keys_init(args: argparse.Namespace) -> int:
         write_atomic(args.root, root)
     print(f"keys in {args.keys}, signed metadata in {args.store}", file=sys.stderr)
     return 0
+
+
+def _keys_status(args: argparse.Namespace) -> int:
+    from common.clock import SystemClock
+    from sync.store import Store
+    from sync.trust.keys import Keys
+    from sync.trust.repository import Lives, Repository
+    from sync.trust.status import role_status
+
+    keys = None if args.keys is None else Keys(args.keys)
+    repository = Repository(Store(args.store), Keys(args.keys or Path()))
+    found = role_status(repository, keys, SystemClock().now(), lives=Lives())
+    if args.json:
+        print(json.dumps({"roles": [one.to_dict() for one in found]}))
+    else:
+        for one in found:
+            signs = "" if keys is None else ", can be signed" if one.can_sign else ", its key is not here"
+            state = "EXPIRED" if one.is_expired else "past half of its life" if one.is_due else "good"
+            ids = " ".join(keyid[:8] for keyid in one.keyids)
+            when = f"version {one.version}, until {one.expires:%Y-%m-%d %H:%M} ({100 * one.left:.0f} % left)"
+            print(f"{one.role:9}  {when}, {one.threshold} of [{ids}]{signs}: {state}")
+    return 1 if any(one.is_due for one in found) else 0
 
 
 def _service_config(args: argparse.Namespace) -> ServiceConfig:

@@ -19,12 +19,14 @@ from typing import Any, Final, Protocol
 
 import grpc
 
+from common.clock import SystemClock
 from common.errors import ConfigError, OutriderError, StoreBusy
 from sync.hints import Announcer
 from sync.proto import sync_pb2, sync_pb2_grpc
 from sync.store import TIMESTAMP, Store
 from sync.trust.keys import Keys
-from sync.trust.repository import Repository
+from sync.trust.repository import Lives, Repository
+from sync.trust.status import RoleStatus, role_status
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +89,11 @@ async def service(config: ServiceConfig, *, drain_s: float = 2.0) -> AsyncIterat
         sync_pb2_grpc.add_SyncServicer_to_server(_Servicer(store, readers), server)
         port = _bind(server, config)
         await server.start()
-        loops = [_watch(store, hints, readers), hints.run()]
+        keys = Keys(Path(config.keys or config.store))  # without a folder of keys only to read what is signed
+        repository = Repository(store, keys)
+        loops = [_watch(store, hints, readers), hints.run(), _alarm(repository, readers)]
         if config.keys is not None:
-            loops.append(_renew(Repository(store, Keys(Path(config.keys))), store, readers))
+            loops.append(_renew(repository, store, readers))
         try:
             async with _tasks(loops):
                 yield f"{config.host}:{port}"
@@ -197,6 +201,25 @@ async def _renew(repository: Repository, store: Store, readers: ThreadPoolExecut
             logger.info("a publisher is at work, which signs again itself")
         except (OutriderError, OSError) as exc:
             logger.error("online metadata cannot be signed again: %s", exc)
+        await asyncio.sleep(RENEW_S)
+
+
+async def _alarm(repository: Repository, readers: ThreadPoolExecutor) -> None:
+    """Says once when a role is past half of its life: whoever signs it by hand still has the other half."""
+
+    def status() -> tuple[RoleStatus, ...]:
+        return role_status(repository, None, SystemClock().now(), lives=Lives())
+
+    said: set[str] = set()
+    while True:
+        found: tuple[RoleStatus, ...] = ()
+        with contextlib.suppress(OutriderError, OSError):  # an empty store, or one that cannot be read: said elsewhere
+            found = await _in(readers, status)
+        due = {one.role: one for one in found if one.is_due}
+        for role in due.keys() - said:
+            state = "has expired" if due[role].is_expired else "is past half of its life"
+            logger.warning("role %r %s: its signature holds until %s", role, state, due[role].expires.isoformat())
+        said = set(due)
         await asyncio.sleep(RENEW_S)
 
 

@@ -73,6 +73,19 @@ class Repository:
             raise TrustError(f"{self._store.root} has no root metadata; create it with `outrider sync keys init`")
         return data
 
+    def signed(self) -> dict[str, Root | Targets | Snapshot | Timestamp]:
+        """What is signed now, by role; the newest root."""
+        version = 1
+        while self._store.read(f"metadata/{version + 1}.root.json") is not None:
+            version += 1
+        return {
+            "root": self._parse(f"metadata/{version}.root.json", Root),
+            "targets": self._targets("targets"),
+            "snapshot": self._snapshot(),
+            "timestamp": self._timestamp(),
+            DESIRED: self._targets(DESIRED),
+        }
+
     def target(self, path: str) -> bytes | None:
         """The newest content of a target, manifest or desired state."""
         role = self._targets(DESIRED if path.startswith("desired/") else "targets")
