@@ -35,7 +35,7 @@ from sync.release import (
     to_bytes,
 )
 from sync.release_packs import ReleasePacks, Source
-from sync.slabs import Cut, read_pieces, slab_id
+from sync.slabs import Cut, file_digest, read_pieces, slab_id
 from sync.store import Store
 from sync.trust.keys import Keys
 from sync.trust.repository import Lives, Repository
@@ -146,7 +146,7 @@ class Publisher:
         with source.opened() as fd:
             before = os.fstat(fd)
             slabs = tuple(self._store_slab(fd, one, heals=heals) for one in source.cuts)
-            digest, size = _hash(fd)
+            digest, size = file_digest(fd)
             after = os.fstat(fd)
         if size != source.layout.size or before.st_mtime_ns != after.st_mtime_ns:
             raise source.changed()
@@ -218,11 +218,3 @@ def _slabs_of(tensors: tuple[Tensor, ...], cuts: tuple[Cut, ...]) -> Iterator[tu
 
 def _entry(tensor: Tensor, slabs: tuple[int, ...]) -> TensorEntry:
     return TensorEntry(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, offset=tensor.offset, slabs=slabs)
-
-
-def _hash(fd: int) -> tuple[str, int]:
-    hasher, at = blake3(), 0
-    while chunk := os.pread(fd, 1 << 20, at):
-        hasher.update(chunk)
-        at += len(chunk)
-    return hasher.hexdigest(), at

@@ -54,6 +54,15 @@ def slab_id(raw: bytes) -> str:
     return blake3(raw).hexdigest()
 
 
+def file_digest(fd: int) -> tuple[str, int]:
+    """BLAKE3 of the whole file (64 hex digits), and its size."""
+    hasher, at = blake3(), 0
+    while chunk := os.pread(fd, SLAB_BYTES, at):
+        hasher.update(chunk)
+        at += len(chunk)
+    return hasher.hexdigest(), at
+
+
 def read_pieces(fd: int, pieces: tuple[Piece, ...]) -> bytes:
     """The raw bytes of a slab, by pread: mapped pages would count as this process's memory. Short at the file's end."""
     return b"".join(os.pread(fd, length, offset) for offset, length in pieces)

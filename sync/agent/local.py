@@ -6,11 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from blake3 import blake3
-
 from sync.agent.journal import Release
 from sync.release import FileEntry, SlabEntry
-from sync.slabs import Piece, read_pieces, slab_id
+from sync.slabs import Piece, file_digest, read_pieces, slab_id
 
 
 class LocalSlabs:
@@ -62,18 +60,15 @@ def verify_files(release: Release, folder: Path) -> str | None:
 
 
 def file_hash(path: Path) -> str | None:
-    hasher, at = blake3(), 0
+    """BLAKE3 of the file; None where it cannot be opened."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
         return None
     try:
-        while chunk := os.pread(fd, 1 << 20, at):
-            hasher.update(chunk)
-            at += len(chunk)
+        return file_digest(fd)[0]
     finally:
         os.close(fd)
-    return hasher.hexdigest()
 
 
 def read_slab(path: Path, pieces: tuple[Piece, ...]) -> bytes | None:

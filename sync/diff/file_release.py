@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from blake3 import blake3
-
 from common.errors import FileChanged
 from sync.containers import Layout, Tensor, read_layout
 from sync.release import FileEntry, Manifest, SlabEntry, TensorEntry
-from sync.slabs import Cut, cut, read_pieces, slab_id
+from sync.slabs import Cut, cut, file_digest, read_pieces, slab_id
 
 MODEL: Final = "file"
 NOBODY: Final = -1
@@ -65,8 +63,8 @@ def opened(path: Path, *, version: int) -> Iterator[FileRelease]:
     fd = os.open(path, os.O_RDONLY)
     try:
         slabs = tuple(_named(fd, one) for one in cuts)
-        digest = file_digest(fd)
-        if os.fstat(fd).st_size != layout.size:
+        digest, size = file_digest(fd)
+        if size != layout.size:
             raise FileChanged(str(path))
         file = FileEntry(path=_PATH, size=layout.size, digest=digest, tensors=_tensors(layout, cuts), slabs=slabs)
         manifest = Manifest(
@@ -105,14 +103,6 @@ class Owners:
         if number >= 0 and offset < self._stops[number]:
             return number, self._stops[number]
         return NOBODY, self._starts[number + 1] if number + 1 < len(self._starts) else self._size
-
-
-def file_digest(fd: int) -> str:
-    hasher, at = blake3(), 0
-    while chunk := os.pread(fd, _CHUNK, at):
-        hasher.update(chunk)
-        at += len(chunk)
-    return hasher.hexdigest()
 
 
 def _named(fd: int, one: Cut) -> SlabEntry:

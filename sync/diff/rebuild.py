@@ -14,10 +14,10 @@ from pathlib import Path
 
 from common.errors import BadRelease, CorruptPack, CorruptSlab
 from sync import codec
-from sync.diff.file_release import MODEL, FileRelease, file_digest
+from sync.diff.file_release import MODEL, FileRelease
 from sync.packs import Entry, Index, parse_index
 from sync.release import FileEntry, SlabEntry, parse_manifest
-from sync.slabs import write_pieces
+from sync.slabs import file_digest, write_pieces
 from sync.store import Store, pack_name, sync_folder
 
 
@@ -99,7 +99,7 @@ def _smallest(index: Index) -> dict[str, Entry]:
 
 
 def _check(fd: int, file: FileEntry, release: str) -> None:
-    if file_digest(fd) != file.digest:
+    if file_digest(fd)[0] != file.digest:
         raise BadRelease(release, "its slabs do not give the hash that the manifest declares")
 
 
