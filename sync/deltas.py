@@ -17,6 +17,7 @@ from typing import BinaryIO
 from sync.codec import Encoded
 from sync.codec.choice import Pair, choose, train
 from sync.packs import PackWriter
+from sync.release import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,12 @@ class Change:
 
 
 def write_pack(
-    file: BinaryIO, changes: Callable[[], Iterator[Change]], *, base: str, target: str, folder: Path | None = None
+    file: BinaryIO,
+    changes: Callable[[], Iterator[Change]],
+    *,
+    base: Manifest,
+    target: Manifest,
+    folder: Path | None = None,
 ) -> bytes | None:
     """Writes the pack to `file` and returns its index; None when every slab is better off alone.
 

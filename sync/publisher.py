@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from blake3 import blake3
+from tuf.api.metadata import TargetFile
 
 from common.bundle import Bundle, files_of
 from common.clock import Clock
 from common.errors import BundleError, CorruptSlab
 from sync import codec
 from sync.containers import Tensor
+from sync.manifests import pack, packed_name
 from sync.release import (
     Desired,
     FileEntry,
@@ -38,7 +40,7 @@ from sync.release_packs import ReleasePacks, Source
 from sync.slabs import Cut, file_digest, read_pieces, slab_id
 from sync.store import Store
 from sync.trust.keys import Keys
-from sync.trust.repository import Lives, Repository
+from sync.trust.repository import Lives, Repository, stored_name
 
 DELTA_BASES: Final = 2
 _LOOK_BACK: Final = 16  # releases: some may be of the same content
@@ -59,7 +61,7 @@ class Published:
     bytes_full: int  # every slab as `full`: what a node with nothing fetches
     bytes_delta: int  # what a node with the release before fetches: payloads, table sets, index
     bytes_by_form: Mapping[str, int]  # the same, by form
-    bytes_manifest: int  # which every node fetches beside that
+    bytes_manifest: int  # which a node with the release before fetches beside that
 
 
 class Publisher:
@@ -112,10 +114,11 @@ class Publisher:
             return self._report(history[0], current, history[0], is_new=False)
         for base in _others(history, manifest):
             self._packs.write(manifest, base, sources, heals=force)
-        desired = self._sign(manifest, 1 if current is None else current.epoch + 1)
+        desired = self._sign(manifest, 1 if current is None else current.epoch + 1, history[:DELTA_BASES])
         return self._report(manifest, desired, history[0] if history else None, is_new=True)
 
-    def _sign(self, manifest: Manifest, epoch: int) -> Desired:
+    def _sign(self, manifest: Manifest, epoch: int, before: list[Manifest]) -> Desired:
+        """`before`: releases whose manifests nodes are likely to have."""
         data = to_bytes(manifest)
         desired = Desired(
             model=manifest.model,
@@ -125,8 +128,20 @@ class Publisher:
             manifest=manifest_path(manifest.model, manifest.version),
             manifest_hash=blake3(data).hexdigest(),
         )
+        name = stored_name(TargetFile.from_data(desired.manifest, data, ["sha256"]))
+        for base in (b"", *(self._signed_manifest(one) for one in before)):
+            self._store.replace(packed_name(name, base), pack(data, base))
         self._repository.add({desired.manifest: data}, {desired_path(manifest.model): to_bytes(desired)})
         return desired
+
+    def _signed_manifest(self, manifest: Manifest) -> bytes:
+        return self._repository.target(manifest_path(manifest.model, manifest.version)) or b""
+
+    def _manifest_bytes(self, desired: Desired, parent: Manifest | None) -> int:
+        """As it travels to a node that has the parent."""
+        name = self._repository.target_name(desired.manifest) or ""
+        base = b"" if parent is None else self._signed_manifest(parent)
+        return len(self._store.read(packed_name(name, base)) or self._store.read(packed_name(name)) or b"")
 
     def _history(self, model: str, current: Desired | None) -> list[Manifest]:
         """The last releases, newest first: until `DELTA_BASES` different ones are among them."""
@@ -176,7 +191,7 @@ class Publisher:
         slabs = manifest.slabs()
         known = {} if parent is None else parent.slabs()
         new = [slab for slab in slabs if slab not in known]
-        forms = self._packs.cost(new, manifest.digest(), None if parent is None else parent.digest())
+        forms = self._packs.cost(new, manifest, parent)
         return Published(
             model=manifest.model,
             version=manifest.version,
@@ -189,7 +204,7 @@ class Publisher:
             bytes_full=sum(self._store.full_bytes(slab) or 0 for slab in slabs),
             bytes_delta=sum(forms.values()),
             bytes_by_form=forms,
-            bytes_manifest=len(self._repository.target(desired.manifest) or b""),
+            bytes_manifest=self._manifest_bytes(desired, parent),
         )
 
 

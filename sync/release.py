@@ -1,8 +1,8 @@
 """What a release says: the manifest (format 1), the desired state (format 1), and which files one node needs.
 
-Both are signed as TUF targets; a manifest is one zstd frame of JSON, a desired state plain JSON. The release's digest
-is taken over its files' names and hashes, so the same content has the same digest under whatever version it is
-published: that is what a node puts in quarantine.
+Both are JSON, signed as TUF targets (how a manifest travels: `sync/manifests.py`). The release's digest is taken over
+its files' names and hashes, so the same content has the same digest under whatever version it is published: that is
+what a node puts in quarantine.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from common.bundle import DESCRIPTION, BundleSpec, Variant, check_relative, file
 from common.config import from_json, to_json
 from common.errors import BadRelease, BundleError, ConfigError, IncompatibleRelease
 from sync.codec import KINDS
-from sync.codec.forms import compress, decompress
+from sync.manifests import MAX_MANIFEST_BYTES
 from sync.slabs import MAX_SLAB_BYTES, Piece
 
 FORMAT: Final = 1
-MAX_MANIFEST_BYTES: Final = 64 << 20  # unpacked
-_LEVEL: Final = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +105,7 @@ def shared_files(spec: BundleSpec) -> tuple[str, ...]:
 
 
 def manifest_path(model: str, version: str) -> str:
-    return f"releases/{model}/{version}.json.zst"
+    return f"releases/{model}/{version}.json"
 
 
 def desired_path(model: str) -> str:
@@ -115,18 +113,15 @@ def desired_path(model: str) -> str:
 
 
 def to_bytes(value: Manifest | Desired) -> bytes:
-    """As it is signed and travels."""
-    data = to_json(value)
-    return compress(data, _LEVEL) if isinstance(value, Manifest) else data
+    """As it is signed."""
+    return to_json(value)
 
 
 def parse_manifest(data: bytes, name: str) -> Manifest:
     """Raises `BadRelease` when it is malformed, `IncompatibleRelease` for a later format."""
-    try:
-        unpacked = decompress(memoryview(data), 0, MAX_MANIFEST_BYTES)
-    except ValueError as exc:
-        raise BadRelease(name, f"its manifest cannot be unpacked: {exc}") from exc
-    manifest: Manifest = _parse(unpacked, Manifest, name)
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise BadRelease(name, f"its manifest has {len(data)} bytes, at most {MAX_MANIFEST_BYTES} make sense")
+    manifest: Manifest = _parse(data, Manifest, name)
     if manifest.name != name:
         raise BadRelease(name, f"its manifest is that of {manifest.name}")
     check_manifest(manifest)

@@ -60,8 +60,8 @@ class ReleasePacks:
     def write(self, manifest: Manifest, base: Manifest, sources: Mapping[str, Source], *, heals: bool) -> None:
         """The pack from `base` to `manifest`. One that the store has stays, unless it `heals` and finds damage."""
         target_digest, base_digest = manifest.digest(), base.digest()
-        has_one = self.index(target_digest, base_digest) is not None
-        if has_one and not (heals and not self._is_sound(target_digest, base_digest)):
+        has_one = self.index(manifest, base) is not None
+        if has_one and not (heals and not self._is_sound(manifest, base)):
             return
         self._store.drop_pack(target_digest, base_digest)
         places = list(_places(manifest, base))
@@ -71,8 +71,8 @@ class ReleasePacks:
             index = write_pack(
                 file,
                 lambda: self._changes(places, sources),
-                base=base_digest,
-                target=target_digest,
+                base=base,
+                target=manifest,
                 folder=Path(file.name).parent,
             )
         if index is None:
@@ -80,15 +80,15 @@ class ReleasePacks:
         else:
             self._store.put_index(target_digest, base_digest, index)
 
-    def index(self, target: str, base: str) -> Index | None:
+    def index(self, target: Manifest, base: Manifest) -> Index | None:
         """None where there is none, or a damaged one."""
-        data = self._store.index(target, base)
+        data = self._store.index(target.digest(), base.digest())
         try:
             return None if data is None else parse_index(data, base=base, target=target)
         except CorruptPack:
             return None
 
-    def cost(self, slabs: Iterable[str], target: str, base: str | None) -> dict[str, int]:
+    def cost(self, slabs: Iterable[str], target: Manifest, base: Manifest | None) -> dict[str, int]:
         """Bytes by form that `slabs` of `target` cost a node that has `base`: each in its smallest form, and what else
         has to be fetched for that (`tables`, `index`)."""
         index = None if base is None else self.index(target, base)
@@ -108,7 +108,7 @@ class ReleasePacks:
             if header.form == codec.CTX:
                 tables.add(header.tables)
         if index is not None and found:
-            found["index"] = len(self._store.index(target, index.base) or b"")
+            found["index"] = len(self._store.index(index.target, index.base) or b"")
             found["tables"] = sum(index.tables[number].length for number in tables)
         return {form: count for form, count in sorted(found.items()) if count}
 
@@ -130,10 +130,10 @@ class ReleasePacks:
         except CorruptSlab:
             return None
 
-    def _is_sound(self, target: str, base: str) -> bool:
+    def _is_sound(self, target: Manifest, base: Manifest) -> bool:
         index = self.index(target, base)
         try:
-            with (self._store.root / pack_name(target, base)).open("rb") as file:
+            with (self._store.root / pack_name(target.digest(), base.digest())).open("rb") as file:
                 return index is not None and is_sound(index, file)
         except FileNotFoundError:
             return False

@@ -58,7 +58,7 @@ def differ(files: Files, folder: Path) -> Ours:
         started = time.perf_counter()
         report = diff(base, new, store=store)
         encoded, used = time.perf_counter(), time.process_time()
-        rebuild(base, store.read(manifest_name(new)) or b"", store, out)
+        rebuild(base, store.read(manifest_name(base, new)) or b"", store, out)
         rebuilt, used = time.perf_counter(), time.process_time() - used
         full = _full_bytes(base, new)
     if not filecmp.cmp(out, files.new, shallow=False):

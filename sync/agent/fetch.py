@@ -70,8 +70,7 @@ class Assembly:
     def __init__(self, release: Release, folder: Path, local: LocalSlabs) -> None:
         self._folder, self._local = folder, local
         paths = set(release.paths())
-        self._name, self._digest = release.manifest.name, release.manifest.digest()
-        self._limit = max_index_bytes(sum(len(file.slabs) for file in release.manifest.files))
+        self._manifest, self._digest = release.manifest, release.manifest.digest()
         self._files = [file for file in release.manifest.files if file.path in paths]
         self._places: dict[str, list[tuple[FileEntry, SlabEntry]]] = {}
         for file in self._files:
@@ -86,7 +85,7 @@ class Assembly:
         missing = self._take_local(result)
         self._fetch(source, missing, result)
         for file in self._files:
-            _finish(self._folder / file.path, file, self._name)
+            _finish(self._folder / file.path, file, self._manifest.name)
         for folder in {self._folder / parent for file in self._files for parent in Path(file.path).parents}:
             sync_folder(folder)
 
@@ -146,8 +145,9 @@ class Assembly:
 
     def _index(self, source: Source, base: str, result: Fetched) -> Index | None:
         """None where there is none, or none that this version reads: then its slabs come in full."""
+        limit = max_index_bytes(len(self._manifest.slabs()))
         try:
-            data = next(source.fetch([Range(name=index_name(self._digest, base), limit=self._limit)]), None)
+            data = next(source.fetch([Range(name=index_name(self._digest, base), limit=limit)]), None)
         except FetchError as exc:
             if exc.is_permanent:
                 return None
@@ -156,7 +156,7 @@ class Assembly:
             return None
         result.bytes_by_form["index"] += len(data)
         try:
-            return parse_index(data, base=base, target=self._digest)
+            return parse_index(data, base=self._local.manifest(base), target=self._manifest)
         except CorruptPack as exc:
             logger.warning("%s", exc)
             return None

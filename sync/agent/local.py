@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sync.agent.journal import Release
-from sync.release import FileEntry, SlabEntry
+from sync.release import FileEntry, Manifest, SlabEntry
 from sync.slabs import Piece, file_digest, read_pieces, slab_id
 
 
@@ -17,8 +17,10 @@ class LocalSlabs:
     def __init__(self, releases: Sequence[tuple[Release, Path]]) -> None:
         self._where: dict[str, list[tuple[Path, tuple[Piece, ...]]]] = {}
         self._at: dict[str, dict[tuple[str, str], SlabEntry]] = {}
+        self._manifests: dict[str, Manifest] = {}
         for release, folder in sorted(releases, key=lambda one: int(one[0].manifest.version), reverse=True):
             paths = set(release.paths())
+            self._manifests.setdefault(release.manifest.digest(), release.manifest)
             for file in release.manifest.files:
                 if file.path in paths:
                     self._add(file, folder / file.path, self._at.setdefault(release.manifest.digest(), {}))
@@ -37,6 +39,10 @@ class LocalSlabs:
     def releases(self) -> tuple[str, ...]:
         """Digests of what is here, newest first."""
         return tuple(self._at)
+
+    def manifest(self, release: str) -> Manifest:
+        """Of one of `releases`."""
+        return self._manifests[release]
 
     def base_in(self, release: str, path: str, slab: SlabEntry) -> str | None:
         """The slab at that place in a release, if it could be the base of a difference."""

@@ -15,7 +15,7 @@ from sync.codec.header import CTX, CTX_KINDS, FULL, HEADER_BYTES, PLANES, SAME, 
 from sync.codec.tables import TableSet
 
 FAST_LINK: Final = 125e6  # bytes/s: the fastest link that a second form is kept for
-_WORTH_A_SECOND: Final = 16 * HEADER_BYTES  # payload below which a second form is not worth its place in the index
+_WORTH_A_SECOND: Final = 1536  # bytes of payload below which a second form is not worth its place in the index
 # Raw bytes per second that one core decodes (benchmarks/codec.py); without the compiled kernels in the second table.
 DECODE_RATES: Final = {FULL: 700e6, SAME: 3e9, SPARSE: 1500e6, PLANES: 1000e6, CTX: 450e6}
 _PLAIN_RATES: Final = {FULL: 500e6, SAME: 3e9, SPARSE: 400e6, PLANES: 200e6, CTX: 2e6}

@@ -1,4 +1,4 @@
-"""What an object says about itself: the 96-byte header of docs/formats/slab.md, written and checked."""
+"""What an object says about itself: the 88-byte header of docs/formats/slab.md, written and checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ KINDS: Final = frozenset({(1, 0), (1, 2), (1, 3), (2, 0), (2, 7), (2, 10), (4, 0
 CTX_KINDS: Final = frozenset({(1, 0), (1, 2), (1, 3), (2, 7), (2, 10), (4, 23)})
 OBJECT_FORMAT: Final = 1
 
-_HEADER: Final = struct.Struct("<BBBBIII32s32s16s")
+HASH_BYTES: Final = 8
+_HEADER: Final = struct.Struct(f"<BBBBIII32s32s{HASH_BYTES}s")
 HEADER_BYTES: Final = _HEADER.size
 _OBJECT: Final = struct.Struct("<4sI")
 OBJECT_HEADER_BYTES: Final = _OBJECT.size + HEADER_BYTES
@@ -74,7 +75,7 @@ class Encoded:
 
 
 def payload_hash(payload: bytes | memoryview) -> bytes:
-    return blake3(payload).digest(16)
+    return blake3(payload).digest(HASH_BYTES)
 
 
 def max_payload_bytes(raw_length: int) -> int:
@@ -103,7 +104,7 @@ def parse_header(data: bytes | memoryview, at: int = 0) -> Header:
         base=None if base == _NO_BASE else base.hex(),
         payload_hash=digest,
     )
-    if problem := _problem(header):
+    if problem := header_problem(header):
         raise CorruptSlab(header.slab, problem)
     return header
 
@@ -118,7 +119,8 @@ def parse_object(data: bytes) -> tuple[Header, memoryview]:
     return header, memoryview(data)[OBJECT_HEADER_BYTES:]
 
 
-def _problem(header: Header) -> str | None:
+def header_problem(header: Header) -> str | None:
+    """What a header alone can show to be wrong."""
     if header.form not in FORM_NAMES:
         return None
     kind = (header.width, header.mantissa)

@@ -63,7 +63,7 @@ def _diff(args: argparse.Namespace) -> int:
         out = sys.stderr if args.json else sys.stdout
         _print_report(out, base, new, report, others)
         if store is not None:
-            manifest = store.read(manifest_name(new)) or b""
+            manifest = store.read(manifest_name(base, new)) or b""
             rebuild(base, manifest, store, args.apply)
             print(f"\n{_printable(str(args.apply))}: rebuilt from A and the fetched bytes, the same as B", file=out)
     if args.json:

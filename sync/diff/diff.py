@@ -20,6 +20,7 @@ from sync.codec.choice import Pair
 from sync.deltas import Change, write_pack
 from sync.diff.file_release import FileRelease
 from sync.diff.tensors import SlabCost, TensorCost, tensor_costs
+from sync.manifests import pack, packed_name
 from sync.packs import Index, parse_index
 from sync.release import SlabEntry, manifest_path, to_bytes
 from sync.store import Store
@@ -51,9 +52,9 @@ def diff(base: FileRelease, new: FileRelease, *, store: Store | None = None) -> 
     places = _Places(base, new)
     index_bytes, index = _pack(places, store)
     costs = _costs(places, index, store)
-    manifest = to_bytes(new.manifest)
+    manifest = pack(to_bytes(new.manifest), to_bytes(base.manifest))
     if store is not None:
-        store.replace(manifest_name(new), manifest)
+        store.replace(manifest_name(base, new), manifest)
     forms = Counter(dict.fromkeys(codec.FORM_NAMES.values(), 0))
     for cost in costs.values():
         forms[cost.form] += cost.bytes
@@ -70,8 +71,10 @@ def diff(base: FileRelease, new: FileRelease, *, store: Store | None = None) -> 
     )
 
 
-def manifest_name(new: FileRelease) -> str:
-    return "targets/" + manifest_path(new.manifest.model, new.manifest.version)
+def manifest_name(base: FileRelease, new: FileRelease) -> str:
+    """Of the new manifest as it travels to whoever has that of the base."""
+    name = "targets/" + manifest_path(new.manifest.model, new.manifest.version)
+    return packed_name(name, to_bytes(base.manifest))
 
 
 class _Places:
@@ -115,7 +118,8 @@ def _kind(slab: SlabEntry) -> tuple[int, int, int]:
 
 def _pack(places: _Places, store: Store | None) -> tuple[int, Index | None]:
     """Writes the pack (nowhere, without a store), and what its index is."""
-    base, target = places.base.manifest.digest(), places.new.manifest.digest()
+    base, target = places.base.manifest, places.new.manifest
+    digests = target.digest(), base.digest()
 
     def write(file: BinaryIO, folder: Path | None) -> bytes | None:
         return write_pack(file, places.changes, base=base, target=target, folder=folder)
@@ -124,12 +128,12 @@ def _pack(places: _Places, store: Store | None) -> tuple[int, Index | None]:
         with Path(os.devnull).open("wb") as nowhere:
             data = write(nowhere, None)
     else:
-        with store.new_pack(target, base) as file:
+        with store.new_pack(*digests) as file:
             data = write(file, Path(file.name).parent)
         if data is None:
-            store.drop_pack(target, base)
+            store.drop_pack(*digests)
         else:
-            store.put_index(target, base, data)
+            store.put_index(*digests, data)
     return (0, None) if data is None else (len(data), parse_index(data, base=base, target=target))
 
 

@@ -14,17 +14,18 @@ from typing import Any, Final
 
 from common.errors import BadRelease, ConfigError, CorruptPack
 from sync import codec
-from sync.codec.forms import decompress
 from sync.containers import Layout, read_layout
 from sync.diff.file_release import Owners
-from sync.packs import MAX_INDEX_BYTES, parse_index
-from sync.release import MAX_MANIFEST_BYTES, parse_manifest
+from sync.manifests import MAX_MANIFEST_BYTES, unpack
+from sync.packs import MAX_INDEX_BYTES, read_index
+from sync.release import parse_manifest
 from sync.slabs import MAX_SLAB_BYTES, cut
 
 _CONTAINERS: Final = (".onnx", ".safetensors", ".gguf", ".pt", ".pth")
 _ACCEPTED: Final = "ONNX, safetensors, GGUF or torch files, a pack's .index, an object's .full, a manifest"
 _OURS: Final = (".index", ".full", ".pack", ".zst")
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_JSON_START: Final = b'{"mo'  # "model" comes first in a manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,9 @@ def inspect_file(path: Path) -> Inspected:
         if magic == b"OSLB":
             return _object(magic + file.read(codec.max_object_bytes(MAX_SLAB_BYTES)))
         if magic == _ZSTD_MAGIC:
-            return _manifest(path, magic + file.read(MAX_MANIFEST_BYTES))
+            return _packed_manifest(path, magic + file.read(MAX_MANIFEST_BYTES))
+        if magic == _JSON_START and size <= MAX_MANIFEST_BYTES:
+            return _manifest(path, magic + file.read())
     if path.suffix in _OURS:
         hint = "; a pack has no structure of its own, its .index says what is in it" if path.suffix == ".pack" else ""
         problem = f"is no {path.suffix} of ours: it begins with {magic!r}{hint}"
@@ -87,34 +90,36 @@ def _container(path: Path, layout: Layout, size: int) -> Inspected:
 
 
 def _index(data: bytes) -> Inspected:
-    index = parse_index(data, base=data[20:52].hex(), target=data[52:84].hex())
+    index = read_index(data, base=data[20:52].hex(), target=data[52:84].hex())
     if index is None:
         raise CorruptPack(data[20:52].hex(), data[52:84].hex(), "its index has a later format than this version reads")
-    rows = tuple(
-        {
-            "slab": entry.header.slab,
-            "base": entry.header.base,
-            "form": entry.header.form_name,
-            "width": entry.header.width,
-            "mantissa": entry.header.mantissa,
-            "raw_bytes": entry.header.raw_length,
-            "offset": entry.offset,
-            "bytes": entry.header.payload_length,
-        }
-        for entry in index.entries
-    )
     tables = sum(one.length for one in index.tables)
-    payload = sum(entry.header.payload_length for entry in index.entries)
+    at, rows = tables, list[dict[str, Any]]()
+    for entry in index.entries:
+        form, length = int(entry["form"]), int(entry["payload_length"])
+        rows.append(
+            {
+                "slab": int(entry["slab"]),
+                "base": int(entry["base"]),
+                "form": codec.FORM_NAMES.get(form, f"form {form}"),
+                "row": int(entry["row"]),
+                "tables": int(entry["tables"]),
+                "offset": at,
+                "bytes": length,
+            }
+        )
+        at += length
     facts = {
         "base": index.base,
         "target": index.target,
         "bytes": len(data),
-        "pack_bytes": tables + payload,
+        "pack_bytes": index.pack_bytes,
         "table_sets": len(index.tables),
         "table_bytes": tables,
-        "forms": dict(Counter(entry.header.form_name for entry in index.entries)),
+        "forms": dict(Counter(one["form"] for one in rows)),
+        "note": "slabs by their numbers in the manifests of target and base, from 0",
     }
-    return Inspected(kind="index", facts=facts, what="entries", rows=rows)
+    return Inspected(kind="index", facts=facts, what="entries", rows=tuple(rows))
 
 
 def _object(data: bytes) -> Inspected:
@@ -131,12 +136,21 @@ def _object(data: bytes) -> Inspected:
     return Inspected(kind="object", facts=facts, what="parts", rows=())
 
 
+def _packed_manifest(path: Path, frame: bytes) -> Inspected:
+    try:
+        data = unpack(frame)
+    except ValueError as exc:
+        problem = f"is compressed with zstd, and {exc} (or it was packed against another manifest)"
+        raise BadRelease(str(path), problem) from exc
+    return _manifest(path, data)
+
+
 def _manifest(path: Path, data: bytes) -> Inspected:
     try:
-        said = json.loads(decompress(memoryview(data), 0, MAX_MANIFEST_BYTES))
+        said = json.loads(data)
         name = f"{said['model']}/{said['version']}"
     except (ValueError, RecursionError, TypeError, KeyError) as exc:
-        raise BadRelease(str(path), "is compressed with zstd, but not a manifest") from exc
+        raise BadRelease(str(path), "is not a manifest") from exc
     manifest = parse_manifest(data, name)
     rows = tuple(
         {

@@ -15,21 +15,27 @@ from pathlib import Path
 from common.errors import BadRelease, CorruptPack, CorruptSlab
 from sync import codec
 from sync.diff.file_release import MODEL, FileRelease
+from sync.manifests import unpack
 from sync.packs import Entry, Index, parse_index
-from sync.release import FileEntry, SlabEntry, parse_manifest
+from sync.release import FileEntry, Manifest, SlabEntry, parse_manifest, to_bytes
 from sync.slabs import file_digest, write_pieces
 from sync.store import Store, pack_name, sync_folder
 
 
 def rebuild(base: FileRelease, manifest: bytes, fetched: Store, out: Path) -> None:
-    """Writes `out` whole or not at all. `fetched`: the pack from `base`, its index, the slabs that stand alone.
+    """Writes `out` whole or not at all. `manifest`: as it travels to whoever has that of `base`. `fetched`: the pack
+    from `base`, its index, the slabs that stand alone.
 
     Raises `CorruptSlab`, `CorruptPack` or `BadRelease` where what was fetched does not prove to be what the manifest
     names, `FileChanged` where the base is not what it was, and `OSError`.
     """
-    target = parse_manifest(manifest, f"{MODEL}/{int(base.manifest.version) + 1}")
+    name = f"{MODEL}/{int(base.manifest.version) + 1}"
+    try:
+        target = parse_manifest(unpack(manifest, to_bytes(base.manifest)), name)
+    except ValueError as exc:
+        raise BadRelease(name, f"its manifest {exc}") from exc
     (file,) = target.files
-    slabs = _Slabs(base, fetched, target.digest())
+    slabs = _Slabs(base, fetched, target)
     with _replaced(out) as fd:
         os.ftruncate(fd, file.size)
         for slab in file.slabs:
@@ -40,10 +46,10 @@ def rebuild(base: FileRelease, manifest: bytes, fetched: Store, out: Path) -> No
 class _Slabs:
     """The slabs of the new file: from the base, from the pack, or alone."""
 
-    def __init__(self, base: FileRelease, fetched: Store, target: str) -> None:
+    def __init__(self, base: FileRelease, fetched: Store, target: Manifest) -> None:
         self._base, self._fetched = base, fetched
         self._here = base.manifest.slabs()
-        self._name = base.manifest.digest(), target
+        self._target, self._name = target, (base.manifest.digest(), target.digest())
         self._index = self._read_index()
         self._entries = {} if self._index is None else _smallest(self._index)
         self._tables: dict[int, codec.TableSet] = {}
@@ -69,7 +75,7 @@ class _Slabs:
     def _read_index(self) -> Index | None:
         base, target = self._name
         data = self._fetched.index(target, base)
-        return None if data is None else parse_index(data, base=base, target=target)
+        return None if data is None else parse_index(data, base=self._base.manifest, target=self._target)
 
     def _table(self, number: int) -> codec.TableSet:
         if number not in self._tables:

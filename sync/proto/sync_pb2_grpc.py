@@ -50,7 +50,7 @@ class SyncServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Metadata(self, request, context):
-        """A signed file: "metadata/timestamp.json", "metadata/3.snapshot.json", "targets/releases/digits/<hash>.4.json.zst".
+        """A signed file: "metadata/timestamp.json", "metadata/3.snapshot.json", "targets/releases/digits/<hash>.4.json".
         Cut into bounded messages; NOT_FOUND when there is none of that name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -88,9 +88,14 @@ class Repository:
 
     def target(self, path: str) -> bytes | None:
         """The newest content of a target, manifest or desired state."""
+        name = self.target_name(path)
+        return None if name is None else self._store.read(name)
+
+    def target_name(self, path: str) -> str | None:
+        """Under which name the store has it."""
         role = self._targets(DESIRED if path.startswith("desired/") else "targets")
         target = role.targets.get(path)
-        return None if target is None else self._store.read(_stored_name(target))
+        return None if target is None else stored_name(target)
 
     def add(self, releases: Mapping[str, bytes], desired: Mapping[str, bytes]) -> None:
         """Signs new manifests and new desired states together: readers see all of them or none."""
@@ -99,7 +104,7 @@ class Repository:
             for path, data in contents.items():
                 target = TargetFile.from_data(path, data, ["sha256"])
                 role.targets[path] = target
-                self._store.replace(_stored_name(target), data)
+                self._store.replace(stored_name(target), data)
         targets.version += 1
         online.version += 1
         targets.expires, online.expires = self._expiry("targets"), self._expiry(DESIRED)
@@ -179,7 +184,7 @@ class Repository:
         return self._clock.now() + self._lives.of(role)
 
 
-def _stored_name(target: TargetFile) -> str:
+def stored_name(target: TargetFile) -> str:
     """Targets are stored under their own hash: a reader of an older state still finds what it was promised."""
     folder, _, name = target.path.rpartition("/")
     return f"targets/{folder}/{target.hashes['sha256']}.{name}"

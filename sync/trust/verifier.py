@@ -7,22 +7,31 @@ what must never go back is checked by `rules` against the journal. Synchronous: 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from tuf.api import exceptions as tuf
-from tuf.api.metadata import Metadata, Targets
+from tuf.api.metadata import Metadata, TargetFile, Targets
 from tuf.ngclient import FetcherInterface, Updater
 
 from common.clock import Clock
 from common.errors import AttackRefused, FetchError, MetadataExpired, TrustError
+from sync.manifests import packed_name, unpack
 from sync.release import Desired, Manifest, desired_path, read_desired, read_manifest
+from sync.store import write_atomic
 from sync.trust.keys import DESIRED
+from sync.trust.repository import stored_name
+
+logger = logging.getLogger(__name__)
 
 Read = Callable[[str], Iterator[bytes]]  # a signed file by name, in chunks; FetchError (permanent: not there)
 
 _SCHEME: Final = "sync:///"
+_MANIFESTS: Final = "releases/"
+_FRAME_BYTES: Final = 64 << 10  # a frame may be longer than what is in it, by far less than this
 _FLOORED: Final = ("timestamp", "snapshot", "targets", DESIRED)
 
 
@@ -59,6 +68,7 @@ class View:
     def __init__(self, updater: Updater, folder: Path, fetcher: _Fetcher) -> None:
         self._updater, self._folder, self._fetcher = updater, folder, fetcher
         self._used: set[str] = set()
+        self._manifests: dict[str, str] = {}  # of what is desired now
 
     def versions(self) -> Mapping[str, int]:
         """Version of each role's metadata, as just verified."""
@@ -74,32 +84,69 @@ class View:
     def desired(self, model: str) -> Desired | None:
         """None when nothing is signed for that model. Raises `BadRelease`."""
         data = self._target(desired_path(model))
-        return None if data is None else read_desired(data, model)
+        if data is None:
+            return None
+        desired = read_desired(data, model)
+        self._manifests[model] = desired.manifest
+        return desired
 
     def manifest(self, desired: Desired) -> Manifest:
         """Raises `BadRelease`, `IncompatibleRelease`, or `AttackRefused` when nobody signed the manifest."""
-        data = self._target(desired.manifest)
+        data = self._target(desired.manifest, packed_to=self._cached_manifests(desired.model))
         if data is None:
             problem = f"{desired.manifest} is desired, but no release of that name is signed"
             raise AttackRefused("arbitrary software", problem)
         return read_manifest(data, desired)
 
-    def _target(self, path: str) -> bytes | None:
+    def prune(self) -> None:
+        """Removes cached desired states that nobody asked this view for, and manifests once there is a newer one: what
+        is signed next travels as a difference to them."""
+        kept = set(self._used)
+        for model, path in self._manifests.items():
+            newest = self._cache(path)
+            kept |= {newest.name} if newest.exists() else {one.name for one in self._cached_manifests(model)}
+        for one in self._cache("-").parent.iterdir():
+            if one.name not in kept:
+                one.unlink(missing_ok=True)
+
+    def _target(self, path: str, *, packed_to: Sequence[Path] = ()) -> bytes | None:
+        """`packed_to`: other manifests, against which this one may have been packed."""
         with _named(self._fetcher):
             info = self._updater.get_targetinfo(path)
             if info is None:
                 return None
-            file = Path(self._updater.find_cached_target(info) or self._updater.download_target(info))
-            data = file.read_bytes()
+            file = self._updater.find_cached_target(info)
+            if file is None and path.startswith(_MANIFESTS):
+                self._fetch_packed(info, packed_to)
+                file = self._updater.find_cached_target(info)
+            data = Path(file or self._updater.download_target(info)).read_bytes()
             info.verify_length_and_hashes(data)
-        self._used.add(file.name)
+        self._used.add(self._cache(path).name)
         return data
 
-    def prune(self) -> None:
-        """Removes cached manifests and desired states that nobody asked this view for."""
-        for path in Path(self._updater.target_dir or "").iterdir():
-            if path.name not in self._used:
-                path.unlink(missing_ok=True)
+    def _fetch_packed(self, info: TargetFile, bases: Sequence[Path]) -> None:
+        """Puts what it unpacks to where the library looks for it, and checks it. Else it comes as it was signed."""
+        for base in (*(one.read_bytes() for one in bases), b""):
+            frame = self._fetcher.side_file(packed_name(stored_name(info), base), most=info.length + _FRAME_BYTES)
+            if frame is None:
+                continue
+            try:
+                data = unpack(frame, base, most=info.length)
+                info.verify_length_and_hashes(data)
+            except (ValueError, tuf.LengthOrHashMismatchError) as exc:
+                logger.warning("%s as it travels: %s", info.path, exc)
+                continue
+            write_atomic(self._cache(info.path), data)
+            return
+
+    def _cached_manifests(self, model: str) -> list[Path]:
+        start = quote(f"{_MANIFESTS}{model}/", safe="")
+        found = self._cache("-").parent.iterdir()
+        return sorted(one for one in found if one.name.startswith(start) and not one.name.startswith("."))
+
+    def _cache(self, path: str) -> Path:
+        """As python-tuf names them."""
+        return Path(self._updater.target_dir or "") / quote(path, safe="")
 
     def _signed(self, role: str) -> Any:
         return Metadata[Any].from_file(str(self._folder / f"{role}.json")).signed
@@ -111,6 +158,20 @@ class _Fetcher(FetcherInterface):
     def __init__(self, read: Read) -> None:
         self._read = read
         self.failure: FetchError | None = None
+
+    def side_file(self, name: str, *, most: int) -> bytes | None:
+        """An unsigned file beside a signed one; None where there is none, or more of it than makes sense."""
+        data = bytearray()
+        try:
+            for chunk in self._read(name):
+                data += chunk
+                if len(data) > most:
+                    return None
+        except FetchError as exc:
+            if exc.is_permanent:
+                return None
+            raise
+        return bytes(data)
 
     def _fetch(self, url: str) -> Iterator[bytes]:
         name = url.removeprefix(_SCHEME)

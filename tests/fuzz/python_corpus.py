@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
-import struct
+from dataclasses import replace
 
 import numpy as np
 import torch
+import zstandard
 from onnx import numpy_helper
 from safetensors.numpy import save
 
-from sync.codec import ctx, encode_full, encode_planes, encode_sparse, parse_tables
+from sync.codec import PLANES, Encoded, ctx, encode_full, encode_planes, encode_sparse, parse_tables
+from sync.manifests import pack
+from sync.packs import PackWriter
 from sync.release import Desired, FileEntry, Manifest, SlabEntry, manifest_path, to_bytes
-from tests.fuzz.targets import BASE, CORPUS, MODEL, TABLES, TARGET, VERSION
+from tests.fuzz.targets import BASE, CORPUS, MODEL, NEW, OLD, TABLES, TARGET, VERSION
 from tests.sync.test_containers import model_of
 from tests.sync.test_containers_gguf import BF16, F32, gguf
 
@@ -30,7 +33,7 @@ def made() -> dict[str, list[bytes]]:
         "slab": slabs(),
         "tables": [TABLES, bytes.fromhex("01 01 00 01 01 01 0100 00ff 0a000160")],
         "index": indexes(),
-        "manifest": [to_bytes(manifest()), json_of(manifest())],
+        "manifest": [to_bytes(manifest()), pack(to_bytes(manifest())), pack(to_bytes(manifest()), TABLES)],
         "desired": [to_bytes(desired())],
         "safetensors": [save({"a": np.ones((3, 5), np.float32), "b": np.arange(4, dtype=np.int8)})],
         "onnx": [model_of([numpy_helper.from_array(np.ones((2, 3), np.float32), "w")]).SerializeToString()],
@@ -63,11 +66,15 @@ def contexts(base: bytes) -> bytes:
 
 
 def indexes() -> list[bytes]:
-    header = encode_full(bytes(64), 1).header
-    ends = bytes.fromhex(BASE + TARGET)
-    tables = struct.pack("<I16s", len(TABLES), bytes(16))
-    length = len(TABLES) + 2 * header.payload_length
-    return [struct.pack("<4sHHIQ", b"OPIX", 1, 1, 2, length) + ends + tables + 2 * header.to_bytes()]
+    """An index without its hash, and with its entries as they are before they are compressed."""
+    found = encode_full(bytes(64), 4, 23)
+    file = io.BytesIO()
+    with PackWriter(file, base=OLD, target=NEW, tables=[parse_tables(TABLES)]) as writer:
+        for slab, base in zip(NEW.slabs().values(), OLD.slabs(), strict=True):
+            header = replace(found.header, form=PLANES, slab=slab.id, base=base, raw_length=slab.length)
+            writer.add([Encoded(header=header, payload=found.payload)])
+        data = writer.finish() or b""
+    return [data[:-8], data[:104] + zstandard.decompress(data[104:-8])]
 
 
 def manifest() -> Manifest:
@@ -80,12 +87,6 @@ def manifest() -> Manifest:
 def desired() -> Desired:
     path = manifest_path(MODEL, VERSION)
     return Desired(model=MODEL, epoch=3, version=VERSION, digest=BASE, manifest=path, manifest_hash=TARGET)
-
-
-def json_of(value: Manifest) -> bytes:
-    from common.config import to_json
-
-    return to_json(value)
 
 
 def archive() -> bytes:

@@ -17,13 +17,17 @@ from pathlib import Path
 from common.errors import BadRelease, CorruptPack, CorruptSlab, IncompatibleRelease
 from sync import codec
 from sync.codec import HEADER_BYTES, TableSet, parse_header, parse_object, parse_tables, payload_hash
+from sync.codec.forms import compress
 from sync.containers import read_layout
-from sync.packs import parse_index
+from sync.manifests import pack, unpack
+from sync.packs import Index, parse_index
 from sync.release import Manifest, parse_manifest, read_desired, to_bytes
 from sync.slabs import cut
+from tests.sync.indexes import manifest_of
 
 MODEL, VERSION = "m", "7"
 BASE, TARGET = "11" * 32, "22" * 32
+OLD, NEW = (manifest_of([(f"{at}{n}" * 32, 64 << n) for n in range(4)]) for at in (1, 2))
 MAX_RAW = 1 << 16  # of a slab that is decoded: larger ones only cost time
 TABLES = bytes.fromhex("01 01 00 01 01 02 0100 00ff 922a0a")
 
@@ -42,7 +46,7 @@ def slab(data: bytes) -> None:
         base = data[len(data) - based :].ljust(first.raw_length, b"\0")
         repaired = bytearray(data[:HEADER_BYTES])
         repaired[12:16] = len(payload).to_bytes(4, "little")
-        repaired[80:96] = payload_hash(payload)
+        repaired[80:88] = payload_hash(payload)
         header = parse_header(bytes(repaired))
         with contextlib.suppress(ValueError):  # before the id is asked, which no fuzzer guesses
             raw = codec._raw(header, memoryview(payload), base, _tables())
@@ -67,23 +71,35 @@ def tables(data: bytes) -> None:
 
 
 def index(data: bytes) -> None:
-    with contextlib.suppress(CorruptPack):
-        found = parse_index(data + payload_hash(data), base=BASE, target=TARGET)
-        if found is not None:
-            at = sum(one.length for one in found.tables)
-            for entry in found.entries:
-                assert entry.offset == at, "payloads lie one after the other"
-                at += entry.header.payload_length
-            assert at == int.from_bytes(data[12:20], "little"), "the parts are the pack"
+    """As it is, and with what is behind the table sets as the entries that are compressed."""
+    body = 92 + 12 * int.from_bytes(data[6:8], "little")
+    for text in (data, data[:body] + compress(data[body:], 1)):
+        with contextlib.suppress(CorruptPack):
+            found = parse_index(text + payload_hash(text), base=OLD, target=NEW)
+            if found is not None:
+                _one_after_the_other(found, int.from_bytes(data[12:20], "little"))
+
+
+def _one_after_the_other(found: Index, pack_bytes: int) -> None:
+    at, slabs, bases = sum(one.length for one in found.tables), NEW.slabs(), OLD.slabs()
+    for entry in found.entries:
+        assert entry.offset == at, "payloads lie one after the other"
+        at += entry.header.payload_length
+        slab, base = slabs[entry.header.slab], bases[entry.header.base or ""]
+        assert slab.length == base.length == entry.header.raw_length
+    assert at == pack_bytes, "the parts are the pack"
 
 
 def manifest(data: bytes) -> None:
-    """JSON in a frame that is sound, and the same bytes as a frame."""
-    from sync.codec.forms import compress
-
-    for frame in (data, compress(data, 1)):
-        with contextlib.suppress(BadRelease, IncompatibleRelease):
-            _whole(parse_manifest(frame, f"{MODEL}/{VERSION}"))
+    """JSON, and the same bytes as it would travel."""
+    for frame in (data, pack(data), pack(data, TABLES)):
+        with contextlib.suppress(ValueError):
+            assert len(unpack(frame, most=MAX_RAW)) <= MAX_RAW
+        with contextlib.suppress(ValueError):
+            assert len(unpack(frame, TABLES, most=MAX_RAW)) <= MAX_RAW
+    assert unpack(pack(data, TABLES), TABLES) == data
+    with contextlib.suppress(BadRelease, IncompatibleRelease):
+        _whole(parse_manifest(data, f"{MODEL}/{VERSION}"))
 
 
 def _whole(found: Manifest) -> None:
@@ -105,7 +121,7 @@ def desired(data: bytes) -> None:
 
 
 def _with_path(data: bytes) -> bytes:
-    return re.sub(rb'"version":"([^"]*)"(.*)releases/m/[^"]*"', rb'"version":"\1"\2releases/m/\1.json.zst"', data)
+    return re.sub(rb'"version":"([^"]*)"(.*)releases/m/[^"]*"', rb'"version":"\1"\2releases/m/\1.json"', data)
 
 
 def _container(name: str, data: bytes) -> None:

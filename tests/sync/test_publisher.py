@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
 from common.errors import BundleError, StoreBusy
+from sync.manifests import packed_name, unpack
 from sync.packs import Entry, is_sound, parse_index
 from sync.store import Store, pack_name
 from tests.sync.fakes import World, make_bundle, trained, weights
@@ -87,15 +89,33 @@ def test_what_a_push_costs_is_what_there_is_to_fetch(world: World) -> None:
         smallest[entry.header.slab] = min(smallest[entry.header.slab], entry.header.payload_length)
     payloads = {form: count for form, count in second.bytes_by_form.items() if form not in ("index", "tables")}
     assert sum(payloads.values()) == sum(smallest.values())
-    (stored,) = world.store.root.glob("targets/releases/digits/*.2.json.zst")
-    assert second.bytes_manifest == stored.stat().st_size
+    assert packed_manifests(world, "2") == {"whole": packed_manifests(world, "2")["whole"], "1": second.bytes_manifest}
+    assert second.bytes_manifest < packed_manifests(world, "2")["whole"] < stored_manifest(world, "2").stat().st_size
+
+
+def stored_manifest(world: World, version: str) -> Path:
+    (path,) = world.store.root.glob(f"targets/releases/digits/*.{version}.json")
+    return path
+
+
+def packed_manifests(world: World, version: str) -> dict[str, int]:
+    """How many bytes a manifest has as it travels, by the version that the reader has; all of them give it."""
+    signed, sizes = stored_manifest(world, version).read_bytes(), {}
+    bases = {"whole": b""} | {str(one): stored_manifest(world, str(one)).read_bytes() for one in range(1, int(version))}
+    for name, base in bases.items():
+        packed = world.store.read(packed_name(str(stored_manifest(world, version).relative_to(world.store.root)), base))
+        if packed is not None:
+            assert unpack(packed, base) == signed
+            sizes[name] = len(packed)
+    return sizes
 
 
 def entries(world: World, target: str, base: str) -> tuple[Entry, ...]:
     """What the pack between two versions of `digits` has."""
     manifests = [world.publisher.manifest("digits", version) for version in (target, base)]
-    digests = [one.digest() for one in manifests if one is not None]
-    index = parse_index(world.store.index(*digests) or b"", base=digests[1], target=digests[0])
+    new, old = (one for one in manifests if one is not None)
+    digests = (new.digest(), old.digest())
+    index = parse_index(world.store.index(*digests) or b"", base=old, target=new)
     assert index is not None
     with (world.store.root / pack_name(*digests)).open("rb") as file:
         assert is_sound(index, file)

@@ -14,11 +14,12 @@ from sync.agent.journal import Release
 from sync.agent.local import LocalSlabs, verify_files
 from sync.agent.offers import FIRST_RATE, Link
 from sync.agent.ports import Range
-from sync.codec import kernels, payload_hash
+from sync.codec import kernels
 from sync.packs import parse_index
 from sync.slabs import SLAB_BYTES
 from sync.store import index_name, pack_name
 from tests.sync.fakes import StoreSource, World, trained, weights
+from tests.sync.indexes import entries_of, with_entries
 
 
 class Counting(StoreSource):
@@ -193,15 +194,10 @@ def test_a_form_of_later_times_is_passed_over(world: World, tmp_path: Path) -> N
     three(world)
     known, one = installed(world, tmp_path, "2"), release(world, "3")
     target, base = one.manifest.digest(), known[0][0].manifest.digest()
-    index = parse_index(world.store.index(target, base) or b"", base=base, target=target)
-    assert index is not None
-    changed = set(one.manifest.slabs(one.paths())) - set(known[0][0].manifest.slabs())
-    headers = [entry.header for entry in index.entries if entry.header.slab in changed]
     old = world.store.index(target, base) or b""
-    for header in headers:
-        later = replace(header, form=77)
-        old = old.replace(header.to_bytes(), later.to_bytes())
-    world.store.put_index(target, base, old[:-16] + payload_hash(old[:-16]))
+    sets = int.from_bytes(old[6:8], "little")
+    later = [entry[:16] + b"\x4d" + entry[17:] for entry in entries_of(old, sets)]
+    world.store.put_index(target, base, with_entries(old, *later, sets=sets))
     result = assemble(world, one, tmp_path / "out", *known)
     assert verify_files(one, tmp_path / "out") is None
     assert set(result.bytes_by_form) == {"index", "full"}
@@ -218,8 +214,8 @@ def wide(world: World) -> Known:
 
 
 def table_ranges(world: World, known: Known) -> list[tuple[int, int]]:
-    target, base = release(world, "2").manifest.digest(), known[0][0].manifest.digest()
-    index = parse_index(world.store.index(target, base) or b"", base=base, target=target)
+    target, base = release(world, "2").manifest, known[0][0].manifest
+    index = parse_index(world.store.index(target.digest(), base.digest()) or b"", base=base, target=target)
     assert index is not None
     return [(one.offset, one.length) for one in index.tables]
 

@@ -11,7 +11,7 @@ from sync.release import Desired
 
 
 def desired(version: str = "2", epoch: int = 2) -> Desired:
-    path = f"releases/digits/{version}.json.zst"
+    path = f"releases/digits/{version}.json"
     return Desired(
         model="digits", epoch=epoch, version=version, digest=version * 64, manifest=path, manifest_hash="f" * 64
     )

@@ -26,6 +26,7 @@ from sync.diff.file_release import opened
 from sync.diff.limit import limit_of_new, limit_of_step
 from sync.diff.rebuild import rebuild
 from sync.diff.whole_zstd import compressed_bytes, patch_bytes
+from sync.manifests import pack, unpack
 from sync.packs import parse_index
 from sync.release import parse_manifest, to_bytes
 from sync.store import Store
@@ -110,7 +111,7 @@ def fetched(base: Path, new: Path, folder: Path) -> tuple[Report, Path]:
     """What a node with `base` has then, and where its manifest is."""
     with opened(base, version=1) as old, opened(new, version=2) as target:
         report = diff(old, target, store=Store(folder))
-        return report, folder / manifest_name(target)
+        return report, folder / manifest_name(old, target)
 
 
 def applied(base: Path, manifest: Path, store: Store, out: Path) -> None:
@@ -214,8 +215,8 @@ def test_damaged_bytes_are_refused_and_nothing_is_written(tmp_path: Path) -> Non
     folder = tmp_path / "fetched"
     _, manifest = fetched(base, target, folder)
     parts = [next(folder.rglob(f"*.{part}")) for part in ("index", "pack", "full")]
-    data = parts[0].read_bytes()
-    index = parse_index(data, base=data[20:52].hex(), target=data[52:84].hex())
+    with opened(base, version=1) as one, opened(target, version=2) as other:
+        index = parse_index(parts[0].read_bytes(), base=one.manifest, target=other.manifest)
     assert index is not None
     read = [*range(0, index.tables[0].length, 40)]  # of the pack: the table set, and the form that is taken
     smallest = min(index.entries, key=lambda entry: entry.header.payload_length)
@@ -239,13 +240,15 @@ def test_damaged_bytes_are_refused_and_nothing_is_written(tmp_path: Path) -> Non
 def test_sound_slabs_at_the_wrong_place_are_refused(tmp_path: Path) -> None:
     base, target = two_files(tmp_path)
     _, path = fetched(base, target, tmp_path / "fetched")
-    manifest = parse_manifest(path.read_bytes(), "file/2")
+    with opened(base, version=1) as old:
+        before = to_bytes(old.manifest)
+    manifest = parse_manifest(unpack(path.read_bytes(), before), "file/2")
     (file,) = manifest.files
     (slab,) = [slab for slab in file.slabs if slab.key == "t/bf16/0"]
     ((offset, length),) = slab.pieces
     swapped = replace(slab, pieces=((offset + length // 2, length // 2), (offset, length // 2)))
     slabs = tuple(swapped if one is slab else one for one in file.slabs)
-    path.write_bytes(to_bytes(replace(manifest, files=(replace(file, slabs=slabs),))))
+    path.write_bytes(pack(to_bytes(replace(manifest, files=(replace(file, slabs=slabs),))), before))
     with pytest.raises(BadRelease, match="do not give the hash"):
         applied(base, path, Store(tmp_path / "fetched"), tmp_path / "out")
     path.write_bytes(path.read_bytes()[:50])
@@ -259,7 +262,7 @@ def test_another_base_does_not_do(tmp_path: Path) -> None:
     _, manifest = fetched(base, new, tmp_path / "fetched")
     other = tmp_path / "other.safetensors"
     save_file(weights() | {"int8": np.zeros((64, 512), np.int8)}, other)
-    with pytest.raises(CorruptSlab, match="neither in the base nor in what was fetched"):
+    with pytest.raises(REFUSED):
         applied(other, manifest, Store(tmp_path / "fetched"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -276,6 +279,7 @@ MEASURE = """
 import re, sys
 from pathlib import Path
 from sync.diff.file_release import opened
+from sync.manifests import pack, unpack
 from sync.packs import parse_index
 from sync.diff.rebuild import rebuild
 from sync.release import parse_manifest, to_bytes
@@ -362,7 +366,7 @@ def test_zstd_is_measured_as_its_own_program_would(tmp_path: Path) -> None:
         (["diff", "a", "a", "--apply", "no/where"], 2, "no is not a folder"),
         (["inspect", "gone"], 2, "FILE: .*gone cannot be read"),
         (["inspect", "x.pack"], 2, r"its \.index says what is in it"),
-        (["inspect", "x.zst"], 1, "not a manifest"),
+        (["inspect", "x.zst"], 1, "compressed with zstd, and is damaged"),
         (["inspect", "x.index"], 1, "hash of the index does not match"),
     ],
 )
@@ -421,8 +425,8 @@ def test_inspect_knows_what_a_node_fetches(tmp_path: Path, capsys: pytest.Captur
     base, target = two_files(tmp_path, new=new)
     report, manifest = fetched(base, target, tmp_path / "fetched")
     index = inspected(next((tmp_path / "fetched").rglob("*.index")), capsys)
-    pack = next((tmp_path / "fetched").rglob("*.pack"))
-    assert (index["kind"], index["pack_bytes"]) == ("index", pack.stat().st_size)
+    payloads = next((tmp_path / "fetched").rglob("*.pack"))
+    assert (index["kind"], index["pack_bytes"]) == ("index", payloads.stat().st_size)
     assert {one["form"] for one in index["entries"]} <= FORMS
     full = next((tmp_path / "fetched").rglob("*.full"))
     found = inspected(full, capsys)
@@ -430,9 +434,17 @@ def test_inspect_knows_what_a_node_fetches(tmp_path: Path, capsys: pytest.Captur
     full.write_bytes(full.read_bytes()[:-1] + b"?")
     assert main(["sync", "inspect", str(full)]) == 1
     assert "payload hash does not match" in capsys.readouterr().err
-    found = inspected(manifest, capsys)
+    assert main(["sync", "inspect", str(manifest)]) == 1
+    assert "packed against another manifest" in capsys.readouterr().err
+    assert manifest.stat().st_size == report.manifest_bytes
+    with opened(target, version=2) as one:
+        signed = to_bytes(one.manifest)
+    (tmp_path / "2.json").write_bytes(signed)
+    (tmp_path / "2.json.zst").write_bytes(pack(signed))
+    found = inspected(tmp_path / "2.json", capsys)
+    assert inspected(tmp_path / "2.json.zst", capsys) == found
     assert (found["kind"], found["model"], found["version"], found["parent"]) == ("manifest", "file", "2", "1")
-    assert (found["files"][0]["size"], found["bytes"]) == (target.stat().st_size, report.manifest_bytes)
+    assert (found["files"][0]["size"], found["bytes"]) == (target.stat().st_size, len(signed))
 
 
 def test_the_tables_name_every_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ DESIRED = Desired(
     epoch=4,
     version="3",
     digest="aa" * 32,
-    manifest="releases/digits/3.json.zst",
+    manifest="releases/digits/3.json",
     manifest_hash="bb" * 32,
 )
 VERSIONS = st.dictionaries(st.sampled_from(["timestamp", "snapshot", "targets"]), st.integers(1, 9), min_size=1)

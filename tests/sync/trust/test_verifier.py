@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from common.errors import AttackRefused, BadRelease, FetchError, MetadataExpired, TrustError
+from sync.manifests import pack
+from sync.release import Manifest
 from sync.store import TIMESTAMP, Store
 from sync.trust.keys import Keys
 from sync.trust.repository import Lives, Repository
 from sync.trust.verifier import Verifier
-from tests.sync.fakes import FakeClock, World, weights
+from tests.sync.fakes import FakeClock, StoreSource, World, weights
 
 
 def verifier(world: World, name: str = "tuf") -> Verifier:
@@ -100,11 +105,115 @@ def test_a_tampered_manifest_is_refused(world: World) -> None:
         view.manifest(desired)
 
 
+def manifest_at(one: Verifier) -> Manifest:
+    """As the node asks for it now."""
+    view = one.refresh()
+    desired = view.desired("digits")
+    assert desired is not None
+    found = view.manifest(desired)
+    view.prune()
+    return found
+
+
+@dataclass
+class Reads:
+    """What is read of manifests, and how many bytes; `tamper` changes some of it on its way."""
+
+    source: StoreSource
+    tamper: Callable[[str, bytes], bytes] = lambda name, data: data
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.source.tamper = self._read
+
+    def _read(self, name: str, data: bytes) -> bytes:
+        if "/releases/" in name:
+            data = self.tamper(name, data)
+            self.sizes[name.partition(".")[2]] = len(data)
+        return data
+
+
+def packed_to(world: World, version: str) -> str:
+    """How the name of a manifest ends that is packed against that of `version`."""
+    (path,) = world.store.root.glob(f"targets/releases/digits/*.{version}.json")
+    return f"{blake3(path.read_bytes()).hexdigest()[:16]}.zst"
+
+
+def test_a_manifest_travels_as_a_difference_to_the_one_before(world: World) -> None:
+    reads, one = Reads(world.source), verifier(world)
+    world.publish(weights(0))
+    assert manifest_at(one).version == "1"
+    assert list(reads.sizes) == ["1.json.zst"]
+    view = one.refresh()
+    assert view.desired("digits") is not None
+    view.prune()  # nothing new: nobody asks for the manifest, and it stays
+    world.publish(weights(1))
+    reads.sizes.clear()
+    assert manifest_at(one) == world.publisher.manifest("digits", "2")
+    assert list(reads.sizes) == [f"2.json.{packed_to(world, '1')}"]
+    assert manifest_at(verifier(world, "new")).version == "2"
+    assert reads.sizes[f"2.json.{packed_to(world, '1')}"] < 0.6 * reads.sizes["2.json.zst"]
+
+
+def test_a_node_that_left_a_release_out_gets_a_difference_too(world: World) -> None:
+    reads, one = Reads(world.source), verifier(world)
+    for version in "1234":
+        world.publish(weights(int(version)))
+        if version == "2":
+            manifest_at(one)
+    reads.sizes.clear()
+    assert manifest_at(one).version == "4"
+    assert list(reads.sizes) == [f"4.json.{packed_to(world, '2')}"]
+
+
+def test_the_base_stays_until_the_new_manifest_has_come(world: World) -> None:
+    reads, one = Reads(world.source), verifier(world)
+    world.publish(weights(0))
+    manifest_at(one)
+    world.publish(weights(1))
+    view = one.refresh()
+    assert view.desired("digits") is not None
+    view.prune()  # the manifest itself could not be fetched
+    reads.sizes.clear()
+    manifest_at(one)
+    assert list(reads.sizes) == [f"2.json.{packed_to(world, '1')}"]
+    assert [path.name for path in (world.folder / "tuf/targets").glob("*releases*")] == ["releases%2Fdigits%2F2.json"]
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda data: data[:30],
+        lambda data: b"",
+        lambda data: pack(b"another manifest"),
+        lambda data: pack(bytes(60 << 20)),
+        lambda data: data + bytes(1 << 20),
+    ],
+)
+def test_what_is_wrong_with_an_unsigned_way_costs_that_way_only(world: World, tamper: Callable[[bytes], bytes]) -> None:
+    reads, one = Reads(world.source), verifier(world)
+    world.publish(weights(0))
+    manifest_at(one)
+    world.publish(weights(1))
+    reads.sizes.clear()
+    reads.tamper = lambda name, data: tamper(data) if name.endswith(".zst") else data
+    assert manifest_at(one) == world.publisher.manifest("digits", "2")
+    assert list(reads.sizes) == [f"2.json.{packed_to(world, '1')}", "2.json.zst", "2.json"]
+
+
+def test_a_store_without_packed_manifests_serves_the_signed_ones(world: World) -> None:
+    world.publish(weights())
+    for path in world.store.root.rglob("*.json.zst"):
+        path.unlink()
+    assert manifest_at(verifier(world)).version == "1"
+
+
 def test_the_online_key_cannot_sign_a_release(world: World) -> None:
     """A hostile controller holds the `desired` key: it can point at signed releases only, whatever it lists itself."""
     world.publish(weights())
     repository = Repository(world.store, world.keys)
-    repository.add({}, {"releases/digits/2.json.zst": b"{}", "desired/digits.json": hostile_desired()})
+    repository.add({}, {"releases/digits/2.json": b"{}", "desired/digits.json": hostile_desired()})
     view = verifier(world).refresh()
     desired = view.desired("digits")
     assert desired is not None
@@ -114,7 +223,7 @@ def test_the_online_key_cannot_sign_a_release(world: World) -> None:
 
 def hostile_desired() -> bytes:
     fields = {"model": "digits", "epoch": 2, "version": "2", "digest": "aa" * 32, "manifest_hash": "bb" * 32}
-    return json.dumps({**fields, "manifest": "releases/digits/2.json.zst", "format": 1}).encode()
+    return json.dumps({**fields, "manifest": "releases/digits/2.json", "format": 1}).encode()
 
 
 def test_desired_state_of_another_model_is_refused(world: World) -> None:
