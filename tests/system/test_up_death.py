@@ -11,9 +11,9 @@ import os
 import random
 import signal
 import time
-from pathlib import Path
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
