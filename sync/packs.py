@@ -105,8 +105,9 @@ class PackWriter:
     ) -> None:
         """`folder`: where second forms wait on the disk, if there are many."""
         self._file, self._base, self._target = file, base, target
-        self._numbers = [{slab: number for number, slab in enumerate(one.slabs())} for one in (target, base)]
-        self._most = _max_entries(len(self._numbers[0]))
+        self._slabs = target.slabs()
+        self._numbers = [{slab: number for number, slab in enumerate(one)} for one in (self._slabs, base.slabs())]
+        self._most = _max_entries(len(self._slabs))
         self._tables = [one.to_bytes() for one in tables]
         self._spare = tempfile.SpooledTemporaryFile(  # noqa: SIM115  # see __exit__
             max_size=_SPARE_BYTES, dir=None if folder is None else str(folder)
@@ -123,9 +124,12 @@ class PackWriter:
         self._spare.close()
 
     def add(self, forms: Sequence[Encoded]) -> None:
-        """One slab of the target, the preferred form first; its base is in the base release. What an index has no room
-        for is left out: it travels as `full`."""
+        """One slab of the target, the preferred form first; its base is in the base release. What an index cannot say
+        (no room, elements of another kind than in the manifest) is left out: it travels as `full`."""
         for rank, one in enumerate(forms):
+            slab = self._slabs[one.header.slab]
+            if (slab.width, slab.mantissa) != (one.header.width, one.header.mantissa):
+                return
             if len(self._first) + len(self._second) >= self._most * _ENTRY.itemsize:
                 return
             entries, file = (self._second, self._spare) if rank else (self._first, self._file)

@@ -78,8 +78,14 @@ class Manifest:
         return blake3("".join(lines).encode()).hexdigest()
 
     def slabs(self, paths: tuple[str, ...] | None = None) -> dict[str, SlabEntry]:
-        """Each different slab of the files in `paths` (all, where None), by id."""
-        return {slab.id: slab for file in self.files if paths is None or file.path in paths for slab in file.slabs}
+        """Each different slab of the files in `paths` (all, where None), by id, as it is at its first place: the same
+        bytes may be of another kind at another one."""
+        found: dict[str, SlabEntry] = {}
+        for file in self.files:
+            if paths is None or file.path in paths:
+                for slab in file.slabs:
+                    found.setdefault(slab.id, slab)
+        return found
 
     def files_for(self, variant: Variant, engine: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.shared, *variant.files[engine])))

@@ -20,7 +20,7 @@ class Predecessor:
 
     @classmethod
     def open(cls, path: Path, model: str) -> Predecessor:
-        """Raises `BuildError` where `path` is no bundle that a build wrote, a damaged one, or one of another model."""
+        """Raises `BuildError` where `path` is no bundle that a build wrote, cannot be read, or is of another model."""
         report, bundle = read_report(path), Bundle.open(path)
         for name in {report.model, bundle.spec.model.name} - {model}:
             raise BuildError(

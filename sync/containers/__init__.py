@@ -38,7 +38,7 @@ def read_layout(path: Path) -> Layout:
     """The layout of a file, by the ending of its name or its first bytes. Never fails on content; `OSError` when it
     cannot be read."""
     with _opened(path) as source:
-        known = _BY_SUFFIX.get(path.suffix) or _BY_MAGIC.get(source.fetch(0, 4, at_least=0))
+        known = _BY_SUFFIX.get(path.suffix.lower()) or _by_content(source)
         if known is not None:
             container, find = known
             try:
@@ -48,9 +48,18 @@ def read_layout(path: Path) -> Layout:
     return _external_data(path, source.size) or plain(source.size)
 
 
+def _by_content(source: Source) -> tuple[str, _Find] | None:
+    """A safetensors file has no magic, but JSON behind its length."""
+    start = source.fetch(0, 9, at_least=0)
+    if start[:4] in _BY_MAGIC:
+        return _BY_MAGIC[start[:4]]
+    is_safetensors = start[8:] == b"{" and 2 <= int.from_bytes(start[:8], "little") <= source.size - 8
+    return _BY_SUFFIX[".safetensors"] if is_safetensors else None
+
+
 def external_files(path: Path) -> tuple[str, ...]:
     """The files beside an ONNX model in which it keeps tensors, as it names them; none for anything else."""
-    if path.suffix != ".onnx":
+    if path.suffix.lower() != ".onnx":
         return ()
     with _opened(path) as source, contextlib.suppress(Malformed):
         return tuple(dict.fromkeys(islice(onnx.external_locations(source), MAX_TENSORS)))

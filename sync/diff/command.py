@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -52,6 +53,7 @@ def _diff(args: argparse.Namespace) -> int:
 
     _check_out(args.apply, args.base, args.new)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_cleaning_up_when_terminated())
         base = stack.enter_context(_opened(args.base, "A", 1))
         new = stack.enter_context(_opened(args.new, "B", 2))
         store = None
@@ -90,6 +92,20 @@ def _inspect(args: argparse.Namespace) -> int:
     else:
         _print_inspected(args.file, found)
     return 0
+
+
+@contextlib.contextmanager
+def _cleaning_up_when_terminated() -> Iterator[None]:
+    """SIGTERM unwinds as Ctrl-C does: nothing is left beside OUT."""
+
+    def end(_number: int, _frame: object) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -99,6 +99,15 @@ def test_safetensors_are_found_where_the_safetensors_library_put_them(tmp_path: 
     assert bytes_of(path, layout) == {name: array.tobytes() for name, array in ARRAYS.items()}
 
 
+@pytest.mark.parametrize("name", ["blob", "m.SAFETENSORS", "weights.bin"])
+def test_safetensors_are_known_by_their_content_too(tmp_path: Path, name: str) -> None:
+    write_tensors(tmp_path / name, {"a": np.zeros((3, 5), np.float32)})
+    layout = read_layout(tmp_path / name)
+    assert (layout.container, [one.name for one in layout.tensors]) == ("safetensors", ["a"])
+    (tmp_path / name).write_bytes((9).to_bytes(8, "little") + b"{ but not JSON, and longer")
+    assert read_layout(tmp_path / name).container == "plain"
+
+
 @pytest.mark.parametrize("write", [onnx_file, lambda path: write_tensors(path, ARRAYS)])
 def test_skeleton_and_tensors_together_are_every_byte_once(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / ("m.onnx" if write is onnx_file else "m.safetensors")

@@ -208,6 +208,24 @@ def test_a_slab_that_comes_several_times_is_paid_for_once(tmp_path: Path) -> Non
     assert (tmp_path / "out").read_bytes() == new.read_bytes()
 
 
+def test_the_same_bytes_as_two_kinds_of_elements_are_encoded_as_the_first(tmp_path: Path) -> None:
+    """A tensor and a view of it as integers: one slab, which an index can only say one kind of."""
+    rng = np.random.default_rng(0)
+    old = rng.normal(size=(100, 100)).astype(np.float32)
+    step = rng.integers(-5, 6, size=old.shape, dtype=np.int32)
+    new = (old.view(np.int32) + step).view(np.float32)
+    for names in (("a", "b"), ("b", "a")):  # in both orders
+        folder = tmp_path / names[0]
+        paths = [folder / "old.safetensors", folder / "new.safetensors"]
+        folder.mkdir()
+        for path, array in zip(paths, (old, new), strict=True):
+            save_file({names[0]: array, names[1]: array.view(np.int32)}, path)
+        report, manifest = fetched(*paths, folder / "fetched")
+        assert report.forms["full"] < 3000 < report.payload_bytes < 20_000  # the header alone travels whole
+        applied(paths[0], manifest, Store(folder / "fetched"), folder / "out")
+        assert (folder / "out").read_bytes() == paths[1].read_bytes()
+
+
 @needs_kernels
 def test_damaged_bytes_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     new = {"bf16": trained(weights())["bf16"], "added": np.frombuffer(np.random.default_rng(3).bytes(20_000), np.uint8)}
@@ -472,3 +490,16 @@ def test_a_model_that_keeps_its_tensors_elsewhere_says_where(
     model = next((tmp_path / "b").glob("*.onnx"))
     assert main(["sync", "diff", str(tmp_path / "a" / model.name), str(model)]) == 0
     assert "B keeps tensors in m.onnx.data beside it" in capsys.readouterr().out
+
+
+def test_a_diff_that_is_terminated_leaves_nothing_beside_its_file(tmp_path: Path) -> None:
+    for name, seed in (("a.bin", 1), ("b.bin", 2)):
+        (tmp_path / name).write_bytes(np.random.default_rng(seed).bytes(8 << 20))
+    code = "import sys; from common.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "sync", "diff", "a.bin", "b.bin", "--apply", "out"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as child:
+        while not list(tmp_path.glob(".outrider-diff-*")):
+            assert child.poll() is None, "it ended before it was terminated"
+        child.terminate()
+        assert child.wait(30) == 143
+    assert {path.name for path in tmp_path.iterdir()} == {"a.bin", "b.bin"}
