@@ -90,7 +90,7 @@ async def _measure(folder: Path, built: dict[Stage, models.Model], table: Table)
         enter = stack.enter_async_context
         hints = await enter(broker())
         source = await enter(service(ServiceConfig(store=str(folder / "store"), broker=hints)))
-        sync = SyncOptions(source=source, root=str(folder / "root.json"), broker=hints, min_gap_s=0.0)
+        sync = SyncOptions(source=source, root=str(folder / "root.json"), broker=hints, min_gap_s=0.0, probation_s=0.0)
         alone = CacheOptions(enabled=False)
         edge = NodeConfig(state_dir=str(folder / "node"), sync=sync, cache=alone, engine=EngineOptions(threads=1))
         full = EngineOptions(variants=("full",), engines=("onnxruntime",), threads=1)

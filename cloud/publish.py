@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from hardware.build.spec import ModelSpec
     from sync.publisher import Published, Publisher
     from sync.release import Manifest
-    from sync.store import Store
+    from sync.stores import AnyStore
 
 DEFAULT_INTERVAL_S = 900.0
 MAX_INTERVAL_S = 7 * 86_400.0
@@ -32,13 +33,16 @@ def register(subcommands: Any) -> None:
     what = publish.add_mutually_exclusive_group(required=True)
     what.add_argument("spec", type=Path, nargs="?", help="model.toml: built, gated and released")
     what.add_argument("--bundle", type=Path, help="a bundle that was built already")
-    publish.add_argument("--store", type=Path, required=True, help="the store's folder")
+    publish.add_argument("--store", required=True, help="the store: a folder, or s3://bucket/prefix")
     publish.add_argument("--keys", type=Path, required=True, help="folder of the signing keys")
     publish.add_argument("--bundles", type=Path, help="where bundles are kept (default: beside model.toml)")
     publish.add_argument(
         "--skip-gate", action="store_true", help="release what the gate refuses; nodes judge themselves"
     )
     publish.add_argument("--force", action="store_true", help="a new release even where nothing has changed")
+    publish.add_argument(
+        "--bases", type=int, metavar="K", help="differences to so many releases of other content, the newest (2)"
+    )
     publish.add_argument("--every", action="store_true", help="read the source again each interval, until stopped")
     publish.add_argument(
         "--interval-s", type=float, default=DEFAULT_INTERVAL_S, help="of --every (default %(default)s)"
@@ -48,14 +52,21 @@ def register(subcommands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    release = _Release.of(args)
+    release = Release.of(args)
     if not args.every:
         release.once()
         return 0
-    return _every(release, args.interval_s)
+    return every(release, args.interval_s)
 
 
-def _every(release: _Release, interval_s: float) -> int:
+class Repeated(Protocol):
+    """What `every` does again and again: it says what went wrong, and goes on."""
+
+    def once(self) -> None: ...
+    def say(self, line: str) -> None: ...
+
+
+def every(release: Repeated, interval_s: float) -> int:
     """Until SIGTERM or Ctrl-C. A source that cannot be released now is tried again at the next interval."""
     import signal
     import threading
@@ -79,22 +90,27 @@ def _every(release: _Release, interval_s: float) -> int:
 
 
 @dataclass(slots=True)
-class _Release:
+class Release:
     """What one call of the command releases, once or again and again."""
 
     args: argparse.Namespace
-    store: Store
+    store: AnyStore
     publisher: Publisher
     refused: str = ""  # digest of a source that cannot be built or is refused: not tried again until it changes
+    checkpoint: Path | None = None  # takes the place of the one (or the ONNX file) that model.toml names
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> _Release:
-        from sync.publisher import Publisher
-        from sync.store import Store
+    def of(cls, args: argparse.Namespace) -> Release:
+        from common.errors import ConfigError
+        from sync.publisher import DELTA_BASES, MAX_BASES, Publisher
+        from sync.stores import open_store
         from sync.trust.keys import Keys
 
-        store = Store(args.store)
-        return cls(args, store, Publisher(store, Keys(args.keys)))
+        store = open_store(args.store)
+        bases = DELTA_BASES if args.bases is None else args.bases
+        if not 0 <= bases <= MAX_BASES:
+            raise ConfigError("publish", "--bases", f"got {bases}", f"0 (no differences) to {MAX_BASES}")
+        return cls(args, store, Publisher(store, Keys(args.keys), bases=bases))
 
     def once(self) -> None:
         from common.errors import BuildError
@@ -102,12 +118,14 @@ class _Release:
         folder = self.args.bundle
         if folder is None:
             spec: Path = self.args.spec
-            digest = source_digest(spec)
+            digest = source_digest(spec, self.checkpoint)
             if digest == self.refused:
                 return
             bundles = self.args.bundles or spec.parent / "bundles"
             try:
-                folder = bundle_of(spec, digest, bundles, skip_gate=self.args.skip_gate, say=self.say)
+                folder = bundle_of(
+                    spec, digest, bundles, checkpoint=self.checkpoint, skip_gate=self.args.skip_gate, say=self.say
+                )
             except BuildError:
                 self.refused = digest
                 raise
@@ -145,7 +163,7 @@ class _Release:
         ]
 
 
-def _sizes(store: Store, manifest: Manifest, before: Manifest | None, files: tuple[str, ...]) -> dict[str, int]:
+def _sizes(store: AnyStore, manifest: Manifest, before: Manifest | None, files: tuple[str, ...]) -> dict[str, int]:
     slabs = manifest.slabs(files)
     known = before.slabs() if before else {}
     return {
@@ -155,9 +173,9 @@ def _sizes(store: Store, manifest: Manifest, before: Manifest | None, files: tup
     }
 
 
-def source_digest(spec: Path) -> str:
+def source_digest(spec: Path, checkpoint: Path | None = None) -> str:
     """BLAKE3 (hex) over all that a bundle is made from: model.toml, every file that it names, the source file of its
-    torch factory, and the builder itself (this distribution's version).
+    torch factory, and the builder itself (this distribution's version). `checkpoint` as in `spec_with`.
 
     Raises `ConfigError` for a wrong model.toml and `BuildError` for a file that cannot be read.
     """
@@ -166,9 +184,8 @@ def source_digest(spec: Path) -> str:
     from blake3 import blake3
 
     from common.errors import BuildError
-    from hardware.build.spec import load_spec
 
-    wanted = load_spec(spec)
+    wanted = spec_with(spec, checkpoint)
     named = (
         wanted.source.onnx,
         wanted.source.checkpoint,
@@ -203,11 +220,24 @@ def _code_of(factory: str) -> Path:
     return Path(found.origin)
 
 
-def bundle_of(spec: Path, digest: str, bundles: Path, *, skip_gate: bool, say: Progress) -> Path:
-    """The bundle of this content, built where it is not there yet, as the successor of the one before."""
+def spec_with(spec: Path, checkpoint: Path | None) -> ModelSpec:
+    """What model.toml asks for; with another checkpoint (or ONNX file) in place of the one that it names."""
+    from dataclasses import replace
+
     from hardware.build.spec import load_spec
 
     wanted = load_spec(spec)
+    if checkpoint is None:
+        return wanted
+    field = "onnx" if wanted.source.factory is None else "checkpoint"
+    return replace(wanted, source=replace(wanted.source, **{field: str(checkpoint.resolve())}))
+
+
+def bundle_of(
+    spec: Path, digest: str, bundles: Path, *, skip_gate: bool, say: Progress, checkpoint: Path | None = None
+) -> Path:
+    """The bundle of this content, built where it is not there yet, as the successor of the one before."""
+    wanted = spec_with(spec, checkpoint)
     home = bundles / wanted.name
     folder = home / (digest[:32] + ("-ungated" if skip_gate else ""))
     if not folder.exists():

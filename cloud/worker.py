@@ -58,7 +58,12 @@ class Worker(ServingProcess):
             folder = Path(config.state_dir) / "sync"
             self.agent = await stack.enter_async_context(
                 running_agent(
-                    config.sync, folder, self.local.installer, engines=config.engine.engines, on_event=on_event
+                    config.sync,
+                    folder,
+                    self.local.installer,
+                    name=config.name,
+                    engines=config.engine.engines,
+                    on_event=on_event,
                 )
             )
         self.servers = await stack.enter_async_context(

@@ -227,6 +227,23 @@ class FetchError(SyncError):
         super().__init__(f"fetching {what}: {problem}")
 
 
+class SlowSource(FetchError):
+    """Bytes came slower than the floor: a slow retrieval attack, or a link that is as good as down. Try again later."""
+
+    def __init__(self, what: str, *, received: int, seconds: float, floor_bytes_s: float) -> None:
+        self.received, self.seconds, self.floor_bytes_s = received, seconds, floor_bytes_s
+        came = f"{received} bytes in {seconds:.0f} s"
+        super().__init__(what, f"slow retrieval: {came}; accepted: at least {floor_bytes_s:g} bytes/s")
+
+
+class FetchCancelled(SyncError):
+    """Whoever asked for a release does not want it any more. What has come stays where it is."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(f"fetching {what} was cancelled")
+
+
 class TrustError(SyncError):
     """Metadata is unsigned, expired, rolled back or otherwise not to be believed."""
 
@@ -281,9 +298,67 @@ class FolderUnusable(SyncError):
         super().__init__(f"{path} cannot be used: {problem}; accepted: a sound disk with free space, open to writing")
 
 
+class NoSpace(SyncError):
+    """A release does not fit on the disk. Nothing was fetched; it is tried again."""
+
+    def __init__(self, path: str, needed: int, free: int) -> None:
+        self.path, self.needed, self.free = path, needed, free
+        super().__init__(f"{path} has no room: {needed} bytes are needed, {free} are free")
+
+
 class IncompatibleRelease(SyncError):
     """No variant of the release runs on this node."""
 
     def __init__(self, model: str, version: str, problem: str) -> None:
         self.model, self.version, self.problem = model, version, problem
         super().__init__(f"release {model}/{version} cannot run here: {problem}")
+
+
+class IdentityRefused(TrustError):
+    """A certificate, a signing request, an enrolment token or a name is not accepted. No token is part of a message."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name, self.problem = name, problem
+        super().__init__(f"identity {name!r} refused: {problem}")
+
+
+class EavesdropRefused(FetchError):
+    """Whoever answers at the service's address is not the service: nothing was said to them. Tried again later."""
+
+    attack = "eavesdrop"
+
+    def __init__(self, what: str, address: str, problem: str) -> None:
+        self.address = address
+        super().__init__(what, f"eavesdrop attack refused: {address} does not show our CA's certificate: {problem}")
+
+
+class BucketError(SyncError):
+    """An object store did not do what was asked of it. Transient unless `is_permanent`."""
+
+    def __init__(self, name: str, problem: str, *, is_permanent: bool = False) -> None:
+        self.name, self.problem, self.is_permanent = name, problem, is_permanent
+        super().__init__(f"{name}: {problem}")
+
+
+class LeaseLost(SyncError):
+    """A writer of an object store was silent for so long that another one may have taken over."""
+
+    def __init__(self, store: str, problem: str) -> None:
+        self.store, self.problem = store, problem
+        super().__init__(f"{store}: {problem}; nothing of what was being written is visible, publish again")
+
+
+class TransferRefused(SyncError):
+    """A release that was carried here in a file is not taken in: the store is what it was."""
+
+    def __init__(self, file: str, problem: str) -> None:
+        self.file, self.problem = file, problem
+        super().__init__(f"{file} is not imported: {problem}")
+
+
+class CheckpointRefused(SyncError):
+    """What a trainer wrote is no checkpoint, or not a whole one yet."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name, self.problem = name, problem
+        super().__init__(f"checkpoint {name}: {problem}")

@@ -24,6 +24,9 @@ ENVIRONMENT = {
     "GRPC_VERBOSITY": "What gRPC's own C library writes to stderr; `NONE` unless it is set to something else.",
     "XDG_STATE_HOME": "`outrider up` and `outrider status` keep their state in `$XDG_STATE_HOME/outrider` "
     "(default: `~/.local/state/outrider`) unless `--state` names another folder.",
+    "AWS_ENDPOINT_URL": "Where the S3 of `s3://bucket/prefix` is, if it is not Amazon's (`AWS_ENDPOINT` does as "
+    "well); the other `AWS_` variables (keys, region) are read as by any S3 client. Credentials come from there alone.",
+    "AWS_ENDPOINT": "As `AWS_ENDPOINT_URL`, where that is not set.",
     "OUTRIDER_API_KEY": "The key that `edge.client` shows with its calls where its `api_key` argument is not given.",
 }
 _UNITS = {

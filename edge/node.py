@@ -115,6 +115,7 @@ class Node(ServingProcess):
                     config.sync,
                     state / "sync",
                     local.installer,
+                    name=config.name,
                     engines=config.engine.engines,
                     on_event=self.on_event,
                 )

@@ -8,24 +8,35 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
+from typing import Final, Protocol
 
 from common.bundle import Bundle, ModelConfig, Variant, files_of
-from common.errors import BundleError, EngineError, OutriderError
-from common.images import normalize
+from common.errors import (
+    BundleError,
+    DeadlineExceeded,
+    EngineError,
+    ModelNotFound,
+    ModelNotReady,
+    OutriderError,
+    Overloaded,
+    Unavailable,
+    VersionNotFound,
+)
 from common.serving.engine import Batch
-from common.serving.repository import Installed, Repository
+from common.serving.repository import Held, Installed, Repository
 from common.serving.slot import LoadedEngine
+from common.serving.vitals import Vitals
 from common.tensors import Array
 from hardware import engines
 from hardware.engines.base import EngineRequest
 from hardware.engines.drill import Drill
-from hardware.gate import judge
+from hardware.golden import Run, Verdict, golden_verdict
+
+_NOT_NOW: Final = (Overloaded, DeadlineExceeded, Unavailable, ModelNotReady, ModelNotFound, VersionNotFound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,17 +127,24 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    passed: bool
-    detail: str
+class _Watched:
+    """What was activated last, and what served before it."""
+
+    prepared: Prepared
+    before: Held | None
+
+
+Ask = Callable[[str, str, Mapping[str, Array]], Mapping[str, Array]]
 
 
 class EngineInstaller:
     """Called from the agent's thread, one release at a time."""
 
-    def __init__(self, repository: Repository, options: EngineOptions) -> None:
-        self._repository, self._options = repository, options
+    def __init__(self, repository: Repository, options: EngineOptions, ask: Ask | None = None) -> None:
+        """`ask`: a request to the engine of that model and version as any caller's, but of the lowest class. Blocks."""
+        self._repository, self._options, self._ask = repository, options, ask
         self._open = Opener(options)
+        self._watched: dict[str, _Watched] = {}
 
     def can_run(self, model: str, engine: str, variant: Variant) -> bool:
         if variant.name not in self._options.variants or engine not in self._options.engines:
@@ -155,17 +173,74 @@ class EngineInstaller:
         """Runs the golden set on the engine as it was built here and judges it against FP32's answers."""
         if not self._options.golden_gate:
             return Verdict(passed=True, detail="the golden gate is switched off")
-        spec, golden = prepared.bundle.spec, prepared.bundle.golden()
-        try:
-            outputs = _run_golden(prepared.loaded, golden)
-        except Exception as exc:  # an engine that cannot run its own golden set has failed the gate
-            return Verdict(passed=False, detail=f"the golden set does not run: {exc}")
-        result = judge(spec, prepared.installed.variant, golden, outputs)
-        lost = f"{result.metric} loss {result.loss:.4f}, allowed {result.allowed:.4f}"
-        return Verdict(passed=result.passed, detail=f"{lost}; {result.problem}" if result.problem else lost)
+
+        def run(inputs: Mapping[str, Array], rows: int) -> Mapping[str, Array]:
+            [answer] = prepared.loaded.engine.run(Batch((inputs,), rows))
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return _judged(prepared, run)
 
     def activate(self, prepared: Prepared) -> None:
+        """The engine that served before stays open until `settle` or `revert`."""
+        model = prepared.installed.model
+        held = self._repository.hold(model)
         self._repository.activate(prepared.loaded, prepared.installed)
+        self.settle(model)
+        self._watched[model] = _Watched(prepared=prepared, before=held)
+
+    def vitals(self, model: str) -> tuple[Vitals, Vitals | None] | None:
+        """How the engine does that was activated last, and how the one before did; None where nothing is watched."""
+        watched = self._watched.get(model)
+        if watched is None:
+            return None
+        before = None if watched.before is None else _vitals(watched.before.lease.loaded)
+        return _vitals(watched.prepared.loaded), before
+
+    def recheck(self, model: str) -> Verdict | None:
+        """The golden set once more, as requests of the lowest class to the engine that serves; None where that cannot
+        be said now (too busy, unloaded)."""
+        watched = self._watched.get(model)
+        if watched is None or self._ask is None or not self._options.golden_gate:
+            return None
+        prepared, ask = watched.prepared, self._ask
+        busy: list[OutriderError] = []
+
+        def run(inputs: Mapping[str, Array], _rows: int) -> Mapping[str, Array]:
+            try:
+                return ask(model, prepared.loaded.version, inputs)
+            except _NOT_NOW as exc:
+                busy.append(exc)
+                raise
+
+        verdict = _judged(prepared, run)
+        return None if busy else verdict
+
+    def settle(self, model: str) -> None:
+        """The version that serves stays: the engine before it may go."""
+        watched = self._watched.pop(model, None)
+        if watched is not None and watched.before is not None:
+            watched.before.lease.release()
+
+    def revert(self, model: str) -> bool:
+        """The engine that served before answers again. False where it is not open any more."""
+        watched = self._watched.get(model)
+        if watched is None or watched.before is None:
+            return False
+        self._repository.revert(watched.before)
+        self.settle(model)
+        return True
+
+    def withdraw(self, model: str, reason: str) -> None:
+        """Nothing of this model serves here any more."""
+        self._repository.withdraw(model, reason)
+        self.settle(model)
+
+    def close(self) -> None:
+        """Lets go of every engine that is kept open for a revert."""
+        for model in list(self._watched):
+            self.settle(model)
 
     def discard(self, prepared: Prepared) -> None:
         prepared.loaded.engine.close()
@@ -189,21 +264,17 @@ def _file_digest(path: Path) -> bytes:
         raise BundleError(str(path), f"cannot be read: {exc.strerror}") from exc
 
 
-def _run_golden(loaded: LoadedEngine, golden: Mapping[str, Array]) -> dict[str, Array]:
-    """The engine's answers to the golden inputs, by output name, in batches that it takes."""
-    config = loaded.config
-    inputs = {spec.name: golden[f"input.{spec.name}"] for spec in config.inputs}
-    if config.image is not None:
-        inputs = {name: normalize(pixels, config.image) for name, pixels in inputs.items()}
-    rows = len(next(iter(inputs.values())))
-    parts: list[Mapping[str, Array]] = []
-    for start in range(0, rows, config.max_batch):
-        piece = {name: array[start : start + config.max_batch] for name, array in inputs.items()}
-        [answer] = loaded.engine.run(Batch((piece,), min(config.max_batch, rows - start)))
-        if isinstance(answer, Exception):
-            raise answer
-        parts.append(answer)
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+def _judged(prepared: Prepared, run: Run) -> Verdict:
+    try:
+        return golden_verdict(prepared.bundle, prepared.installed.variant, prepared.loaded.config, run)
+    except Exception as exc:  # an engine that cannot run its own golden set has failed the gate
+        return Verdict(passed=False, detail=f"the golden set does not run: {exc}")
+
+
+def _vitals(loaded: LoadedEngine) -> Vitals:
+    tally = loaded.tally
+    latency_s = loaded.latency.seconds(1, time.monotonic()) if tally.answers else None
+    return Vitals(version=loaded.version, answers=tally.answers, errors=tally.errors, latency_s=latency_s)
 
 
 def _memory_bytes() -> int:

@@ -6,18 +6,24 @@ The part that a node and a worker have in common; each adds its own router, tran
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from common.bundle import Bundle
-from common.errors import BundleError, ConfigError, IncompatibleRelease
+from common.errors import BundleError, ConfigError, DeadlineExceeded, IncompatibleRelease, Unavailable
+from common.request import Context, Priority, Request
 from common.serving.device import Device
 from common.serving.local import LocalTarget
 from common.serving.repository import Installed, Repository
 from common.telemetry.events import Hook, ignore
+from common.tensors import Array
 from hardware.install import EngineInstaller, EngineOptions, Opener
+
+_ASK_S: Final = 10.0  # for one batch of a golden set that is run beside callers'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +51,34 @@ class LocalServing:
         )
         self.repository = Repository(Opener(options), self.device.close_engine, on_event=on_event)
         self.target = LocalTarget(target, self.repository, self.device, by=by)
-        self.installer = EngineInstaller(self.repository, options)
+        self.installer = EngineInstaller(self.repository, options, self._ask)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> LocalServing:
+        self._loop = asyncio.get_running_loop()
         await self._stack.enter_async_context(self.device)
         self._stack.callback(self.repository.close)
+        self._stack.callback(self.installer.close)
         await self._stack.enter_async_context(self.target)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    def _ask(self, model: str, version: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """A request of the lowest class, from another thread than the event loop's."""
+        deadline = time.monotonic() + _ASK_S
+        context = Context(priority=Priority.OFFLINE, deadline=deadline, pin=version)
+        request = Request(context=context, model=model, inputs=dict(inputs))
+        try:
+            asked = asyncio.run_coroutine_threadsafe(self.target.infer(request), self._loop)
+        except RuntimeError as exc:  # the loop has ended
+            raise Unavailable("this process is closing") from exc
+        try:
+            return asked.result(_ASK_S + 1.0).outputs
+        except TimeoutError as exc:
+            asked.cancel()
+            raise DeadlineExceeded(model, "in a golden set that was run again") from exc
 
     async def serve_bundles(self, models: Sequence[StaticModel]) -> None:
         """Those of a configuration. Raises `ConfigError` where two of them are one model."""
@@ -88,5 +111,6 @@ class LocalServing:
                     self.installer.discard(prepared)
                     raise BundleError(str(folder), f"fails its golden gate as {variant.name}: {verdict.detail}")
                 self.installer.activate(prepared)
+                self.installer.settle(model)  # nobody watches it
                 return
         raise IncompatibleRelease(model, version, "no variant in the bundle is one that this process may and can run")

@@ -1,14 +1,16 @@
 """From a bundle folder to a signed release: cut, store what is new, pack the differences, sign, move in.
 
 Slabs that the store has are not written again. Each new slab gets a `full` object; its differences to the slab at the
-same place go into one pack for each of the last `DELTA_BASES` releases: two, so that a node that refused the last
-release still gets the next one as a difference to what it serves.
+same place go into one pack for each of the last `bases` releases: two, so that a node that refused the last release
+still gets the next one as a difference to what it serves. Releases that were collected (`collect`) leave the signed
+lists here, where the keys are.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,7 +20,7 @@ from tuf.api.metadata import TargetFile
 
 from common.bundle import Bundle, files_of
 from common.clock import Clock
-from common.errors import BundleError, CorruptSlab
+from common.errors import BadRelease, BundleError, CorruptSlab, IncompatibleRelease
 from sync import codec
 from sync.containers import Tensor
 from sync.manifests import pack, packed_name
@@ -38,12 +40,13 @@ from sync.release import (
 )
 from sync.release_packs import ReleasePacks, Source
 from sync.slabs import Cut, file_digest, read_pieces, slab_id
-from sync.store import Store
+from sync.stores import AnyStore
 from sync.trust.keys import Keys
 from sync.trust.repository import Lives, Repository, stored_name
 
 DELTA_BASES: Final = 2
-_LOOK_BACK: Final = 16  # releases: some may be of the same content
+MAX_BASES: Final = 64
+_SAME: Final = 8  # releases that are looked at for each base: some may be of the same content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +70,17 @@ class Published:
 class Publisher:
     """Writes releases into a store. Several may run at once: the store's lock makes them take turns."""
 
-    def __init__(self, store: Store, keys: Keys, *, lives: Lives | None = None, clock: Clock | None = None) -> None:
-        self._store, self._packs = store, ReleasePacks(store)
+    def __init__(
+        self,
+        store: AnyStore,
+        keys: Keys,
+        *,
+        bases: int = DELTA_BASES,
+        lives: Lives | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`bases`: releases of other content, the newest, that a new one is packed against (0..`MAX_BASES`)."""
+        self._store, self._packs, self._bases = store, ReleasePacks(store), bases
         self._repository = Repository(store, keys, lives=lives, clock=clock)
 
     def publish(self, folder: Path, *, force: bool = False, wait_s: float = 60.0) -> Published:
@@ -91,33 +103,47 @@ class Publisher:
         return None if data is None else read_desired(data, model)
 
     def manifest(self, model: str, version: str) -> Manifest | None:
-        """A release's manifest, from this publisher's own store."""
+        """A release's manifest, from this publisher's own store; None where it is not signed, or was collected."""
         data = self._repository.target(manifest_path(model, version))
         return None if data is None else parse_manifest(data, f"{model}/{version}")
 
     def _publish(self, bundle: Bundle, files: dict[str, Path], force: bool) -> Published:
         model = bundle.spec.model.name
-        current = self.current(model)
-        history = self._history(model, current)
+        current, listed = self.current(model), self._listed(model)
+        history = self._history(model, current, listed)
         sources = {name: Source.of(name, path) for name, path in files.items()}
         entries = tuple(self._store_file(source, heals=force) for source in sources.values())
         manifest = Manifest(
             model=model,
-            version=str(1 + max((int(one.version) for one in history), default=0)),
+            version=str(1 + max(listed, default=0)),
             parent=history[0].version if history else None,
             files=entries,
             shared=shared_files(bundle.spec),
             variants=bundle.spec.variants,
         )
         check_manifest(manifest)
-        if current is not None and manifest.digest() == current.digest and not force:
+        is_here = current is not None and bool(history) and history[0].version == current.version
+        if current is not None and is_here and manifest.digest() == current.digest and not force:
             return self._report(history[0], current, history[0], is_new=False)
-        for base in _others(history, manifest):
+        for base in self._others(history, manifest):
             self._packs.write(manifest, base, sources, heals=force)
-        desired = self._sign(manifest, 1 if current is None else current.epoch + 1, history[:DELTA_BASES])
+        epoch = 1 if current is None else current.epoch + 1
+        desired = self._sign(manifest, epoch, history[: self._bases], self._collected(model, listed))
         return self._report(manifest, desired, history[0] if history else None, is_new=True)
 
-    def _sign(self, manifest: Manifest, epoch: int, before: list[Manifest]) -> Desired:
+    def _listed(self, model: str) -> dict[int, str]:
+        """Every version that is signed, collected ones too, and the file of its manifest."""
+        start = manifest_path(model, "").removesuffix(".json")
+        found = self._repository.listed(start).items()
+        versions = {path.removeprefix(start).removesuffix(".json"): name for path, name in found}
+        return {int(version): name for version, name in versions.items() if version.isdecimal()}
+
+    def _collected(self, model: str, listed: Mapping[int, str]) -> list[str]:
+        """What need not be listed any more: a higher version is signed with it, so no number is given twice."""
+        gone = (version for version, name in listed.items() if self._store.size(name) is None)
+        return [manifest_path(model, str(version)) for version in gone]
+
+    def _sign(self, manifest: Manifest, epoch: int, before: list[Manifest], collected: Collection[str]) -> Desired:
         """`before`: releases whose manifests nodes are likely to have."""
         data = to_bytes(manifest)
         desired = Desired(
@@ -131,7 +157,8 @@ class Publisher:
         name = stored_name(TargetFile.from_data(desired.manifest, data, ["sha256"]))
         for base in (b"", *(self._signed_manifest(one) for one in before)):
             self._store.replace(packed_name(name, base), pack(data, base))
-        self._repository.add({desired.manifest: data}, {desired_path(manifest.model): to_bytes(desired)})
+        signed = {desired.manifest: data}, {desired_path(manifest.model): to_bytes(desired)}
+        self._repository.add(*signed, dropped=collected)
         return desired
 
     def _signed_manifest(self, manifest: Manifest) -> bytes:
@@ -143,19 +170,38 @@ class Publisher:
         base = b"" if parent is None else self._signed_manifest(parent)
         return len(self._store.read(packed_name(name, base)) or self._store.read(packed_name(name)) or b"")
 
-    def _history(self, model: str, current: Desired | None) -> list[Manifest]:
-        """The last releases, newest first: until `DELTA_BASES` different ones are among them."""
+    def _history(self, model: str, current: Desired | None, listed: Mapping[int, str]) -> list[Manifest]:
+        """The releases that are here and sound: what is desired, then the newest, until enough different ones are among
+        them."""
+        wanted = 0 if current is None else int(current.version)
+        versions = sorted(listed, key=lambda number: (number != wanted, -number))
         history: list[Manifest] = []
-        version = None if current is None else current.version
-        while version is not None and len(history) < _LOOK_BACK:
-            manifest = self.manifest(model, version)
+        for version in versions[: _SAME * max(1, self._bases)]:
+            manifest = self._sound_manifest(model, version, listed[version])
             if manifest is None:
-                break
+                continue
             history.append(manifest)
-            if len({one.digest() for one in history}) > DELTA_BASES:
+            if len({one.digest() for one in history}) > self._bases:
                 break
-            version = manifest.parent
         return history
+
+    def _sound_manifest(self, model: str, version: int, file: str) -> Manifest | None:
+        """None where it was collected, or is damaged: then it is no base, that is all."""
+        data = self._store.read(file)
+        if data is None or hashlib.sha256(data).hexdigest() != file.rpartition("/")[2].partition(".")[0]:
+            return None
+        try:
+            return parse_manifest(data, f"{model}/{version}")
+        except (BadRelease, IncompatibleRelease):
+            return None
+
+    def _others(self, history: list[Manifest], manifest: Manifest) -> list[Manifest]:
+        """The last `bases` releases of other content than `manifest`, each content once, newest first."""
+        different: dict[str, Manifest] = {}
+        for one in history:
+            different.setdefault(one.digest(), one)
+        different.pop(manifest.digest(), None)
+        return list(different.values())[: self._bases]
 
     def _store_file(self, source: Source, *, heals: bool) -> FileEntry:
         with source.opened() as fd:
@@ -206,15 +252,6 @@ class Publisher:
             bytes_by_form=forms,
             bytes_manifest=self._manifest_bytes(desired, parent),
         )
-
-
-def _others(history: list[Manifest], manifest: Manifest) -> list[Manifest]:
-    """The last `DELTA_BASES` releases of other content than `manifest`, each content once, newest first."""
-    different: dict[str, Manifest] = {}
-    for one in history:
-        different.setdefault(one.digest(), one)
-    different.pop(manifest.digest(), None)
-    return list(different.values())[:DELTA_BASES]
 
 
 def _slabs_of(tensors: tuple[Tensor, ...], cuts: tuple[Cut, ...]) -> Iterator[tuple[Tensor, tuple[int, ...]]]:

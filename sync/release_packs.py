@@ -10,19 +10,20 @@ import contextlib
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import BundleError, CorruptPack, CorruptSlab
 from sync import codec
 from sync.codec.choice import Pair
-from sync.containers import Layout, read_layout
+from sync.containers import Layout, Tensor, read_layout
+from sync.containers.layout import ROW_OF_NONE
 from sync.deltas import Change, write_pack
 from sync.packs import Index, is_sound, parse_index
-from sync.release import Manifest, SlabEntry
+from sync.release import FileEntry, Manifest, SlabEntry
 from sync.slabs import Cut, cut, read_pieces, slab_id
-from sync.store import Store, pack_name
+from sync.stores import AnyStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class Source:
 class ReleasePacks:
     """Callers hold the store's lock around `write`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: AnyStore) -> None:
         self._store = store
 
     def write(self, manifest: Manifest, base: Manifest, sources: Mapping[str, Source], *, heals: bool) -> None:
@@ -65,20 +66,16 @@ class ReleasePacks:
             return
         self._store.drop_pack(target_digest, base_digest)
         places = list(_places(manifest, base))
-        if not places:
-            return
-        with self._store.new_pack(target_digest, base_digest) as file:
-            index = write_pack(
-                file,
-                lambda: self._changes(places, sources),
-                base=base,
-                target=manifest,
-                folder=Path(file.name).parent,
-            )
-        if index is None:
-            self._store.drop_pack(target_digest, base_digest)
+        if places:
+            self._write(manifest, base, lambda: self._changes(places, sources))
+
+    def rebuild(self, manifest: Manifest, base: Manifest) -> None:
+        """The pack anew, from objects alone; what is missing of those travels whole. The old one stays until then."""
+        places = list(_places(manifest, base))
+        if places:
+            self._write(manifest, base, lambda: self._stored_changes(places, manifest))
         else:
-            self._store.put_index(target_digest, base_digest, index)
+            self._store.drop_pack(manifest.digest(), base.digest())
 
     def index(self, target: Manifest, base: Manifest) -> Index | None:
         """None where there is none, or a damaged one."""
@@ -112,6 +109,27 @@ class ReleasePacks:
             found["tables"] = sum(index.tables[number].length for number in tables)
         return {form: count for form, count in sorted(found.items()) if count}
 
+    def _write(self, manifest: Manifest, base: Manifest, changes: Callable[[], Iterator[Change]]) -> None:
+        """No pack, where every slab is better off alone."""
+        ends = (manifest.digest(), base.digest())
+        with self._store.new_pack(*ends) as file:
+            index = write_pack(file, changes, base=base, target=manifest, folder=Path(file.name).parent)
+        if index is None:
+            self._store.drop_pack(*ends)
+        else:
+            self._store.put_index(*ends, index)
+
+    def _stored_changes(self, places: list[_Place], manifest: Manifest) -> Iterator[Change]:
+        rows = {file.path: _rows(file) for file in manifest.files}
+        for place in places:
+            slab, raw, base = place.slab, self._raw(place.slab), self._raw(place.base)
+            if raw is not None and base is not None:
+                row = rows[place.file].get(place.number, ROW_OF_NONE)
+                pair = Pair(
+                    raw=raw, base=base, base_id=place.base.id, width=slab.width, mantissa=slab.mantissa, row=row
+                )
+                yield Change(pair=pair, full_bytes=self._store.full_bytes(slab.id) or 0)
+
     def _changes(self, places: list[_Place], sources: Mapping[str, Source]) -> Iterator[Change]:
         for name, group in itertools.groupby(places, key=lambda place: place.file):
             source = sources[name]
@@ -132,11 +150,8 @@ class ReleasePacks:
 
     def _is_sound(self, target: Manifest, base: Manifest) -> bool:
         index = self.index(target, base)
-        try:
-            with (self._store.root / pack_name(target.digest(), base.digest())).open("rb") as file:
-                return index is not None and is_sound(index, file)
-        except FileNotFoundError:
-            return False
+        with self._store.open_pack(target.digest(), base.digest()) as file:
+            return index is not None and file is not None and is_sound(index, file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +178,17 @@ def _places(manifest: Manifest, base: Manifest) -> Iterator[_Place]:
 
 def _are_alike(slab: SlabEntry, base: SlabEntry) -> bool:
     return (slab.length, slab.width, slab.mantissa) == (base.length, base.width, base.mantissa)
+
+
+def _rows(file: FileEntry) -> dict[int, int]:
+    """Elements in a row, by the number of the slab: as the file was cut."""
+    rows = {}
+    for entry in file.tensors:
+        for number in entry.slabs:
+            if file.slabs[number].key.startswith("t/"):
+                tensor = Tensor(name=entry.name, dtype=entry.dtype, shape=entry.shape, offset=entry.offset, length=0)
+                rows[number] = tensor.row
+    return rows
 
 
 def _pair(fd: int, source: Source, place: _Place, base: bytes) -> Pair:

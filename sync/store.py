@@ -17,20 +17,42 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from common.errors import StoreBusy
 
 TIMESTAMP: Final = "metadata/timestamp.json"
+_TEMPORARY: Final = ".tmp-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A file as a listing shows it. `modified`: seconds since 1970."""
+
+    name: str
+    size: int
+    modified: float
+
+    @property
+    def is_temporary(self) -> bool:
+        """Being written, or left behind by a crash."""
+        return self.name.rpartition("/")[2].startswith(_TEMPORARY)
 
 
 class Store:
     """Reads and writes by name; knows nothing of what the bytes mean."""
 
+    look_s: float = 0.5  # between two looks for a new timestamp, which cost nothing here
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self._unsynced: set[Path] = set()
+
+    def where(self, name: str = "") -> str:
+        """What people call a file of it, or all of it."""
+        return str(self.root / name)
 
     # --- slab objects ---
 
@@ -60,6 +82,17 @@ class Store:
             yield file
         self._note(path)
 
+    @contextlib.contextmanager
+    def open_pack(self, target: str, base: str) -> Iterator[BinaryIO | None]:
+        """To read; None where there is none."""
+        try:
+            file = (self.root / pack_name(target, base)).open("rb")
+        except FileNotFoundError:
+            yield None
+            return
+        with file:
+            yield file
+
     def put_index(self, target: str, base: str, data: bytes) -> None:
         self.replace(index_name(target, base), data)
 
@@ -84,6 +117,33 @@ class Store:
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
 
+    # --- everything ---
+
+    def files(self, *folders: str) -> Iterator[StoredFile]:
+        """Every file under `folders` (all of the store, where none is named), temporary ones included."""
+        for folder in folders or ("",):
+            yield from _walk(self.root / folder, f"{folder}/" if folder else "")
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file; None when there is none."""
+        try:
+            return (self.root / name).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def remove(self, name: str) -> None:
+        """Takes a file out; durable after `sync`."""
+        path = self.root / name
+        path.unlink(missing_ok=True)
+        self._unsynced.add(path.parent)
+
+    def remove_empty(self, folder: str) -> None:
+        """Takes a folder out if there is nothing in it."""
+        path = self.root / folder
+        with contextlib.suppress(OSError):
+            path.rmdir()
+            self._unsynced.add(path.parent)
+
     # --- signed files ---
 
     def read(self, name: str) -> bytes | None:
@@ -100,7 +160,8 @@ class Store:
     def sync(self) -> None:
         """Makes every name created so far durable: what is signed next may refer to it."""
         for folder in sorted(self._unsynced):
-            sync_folder(folder)
+            with contextlib.suppress(FileNotFoundError):  # a folder that was removed since
+                sync_folder(folder)
         self._unsynced.clear()
 
     @contextlib.contextmanager
@@ -122,13 +183,16 @@ class Store:
 
     def _path(self, name: str, folders: tuple[str, ...]) -> Path | None:
         """Where `name` is; None where it leads out of `folders`."""
-        parts = name.split("/")
-        if parts[0] not in folders or len(parts) < 2 or not all(map(_is_plain, parts)):
-            return None
-        return self.root.joinpath(*parts)
+        return self.root.joinpath(*name.split("/")) if is_within(name, folders) else None
 
     def _object(self, slab: str) -> Path:
         return self.root / object_name(slab)
+
+
+def is_within(name: str, folders: tuple[str, ...]) -> bool:
+    """Is it the name of a file below one of `folders`, and nothing that leads elsewhere?"""
+    parts = name.split("/")
+    return parts[0] in folders and len(parts) >= 2 and all(map(_is_plain, parts))
 
 
 def object_name(slab: str) -> str:
@@ -164,6 +228,8 @@ def sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
+    except OSError as exc:  # it does not say which folder it was
+        raise OSError(exc.errno, exc.strerror, str(folder)) from exc
     finally:
         os.close(fd)
 
@@ -183,7 +249,7 @@ def _write(path: Path, data: bytes) -> None:
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes its name, durably, when the block has ended well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".tmp-{secrets.token_hex(8)}"
+    temporary = path.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
     try:
         with temporary.open("wb") as file:
             yield file
@@ -196,6 +262,21 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _walk(folder: Path, prefix: str) -> Iterator[StoredFile]:
+    """Links are not followed; what goes away meanwhile is left out."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda one: one.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/")
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            status = entry.stat(follow_symlinks=False)
+            yield StoredFile(name=prefix + entry.name, size=status.st_size, modified=status.st_mtime)
 
 
 def _read(path: Path) -> bytes | None:

@@ -24,6 +24,8 @@ class Proxy:
         self.bytes_per_s = float("inf")
         self.cut_after: int | None = None
         self.connections = 0
+        self.answer_bytes = 0  # that were passed on to callers
+        self.cuts = 0  # made by `cut_after`
         self.address = ""
         self._writers: set[asyncio.StreamWriter] = set()  # of both sides
         self._callers: set[asyncio.StreamWriter] = set()
@@ -78,11 +80,14 @@ class Proxy:
             if is_answer and self.mute:
                 continue
             if is_answer and self.cut_after is not None and passed + len(data) > self.cut_after:
-                writer.write(data[: max(0, self.cut_after - passed)])
+                left = data[: max(0, self.cut_after - passed)]
+                self.answer_bytes, self.cuts = self.answer_bytes + len(left), self.cuts + 1
+                writer.write(left)
                 await asyncio.sleep(0.01)  # what was written leaves before the reset
                 _reset(writer)
                 return
             passed += len(data)
+            self.answer_bytes += len(data) if is_answer else 0
             writer.write(data)
             await writer.drain()
         with contextlib.suppress(OSError):
@@ -97,8 +102,8 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 @contextlib.asynccontextmanager
-async def proxy(target: str) -> AsyncIterator[Proxy]:
-    one = Proxy(target)
+async def proxy(target: str, kind: type[Proxy] = Proxy) -> AsyncIterator[Proxy]:
+    one = kind(target)
     server = await asyncio.start_server(one._serve, "127.0.0.1", 0)
     one.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:

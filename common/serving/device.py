@@ -177,6 +177,7 @@ class Device:
         self.scheduler.done([item], now - start, now)
         item.lease.release()
         self._on_event(BatchDone(model=item.model, rows=item.rows, items=1, seconds=now - start))
+        item.lease.loaded.tally.count(result)
         if isinstance(result, Exception):
             raise result
         return result
@@ -222,9 +223,10 @@ class Device:
         self.scheduler.done([*items], seconds, self.now)
         if self._queued:
             self._pump()
-        rows = 0
+        rows, tally = 0, items[0].lease.loaded.tally
         for item, result in zip(items, results, strict=True):
             rows += item.rows
+            tally.count(result)
             self._settle(item, result)
         self._on_event(BatchDone(model=items[0].model, rows=rows, items=len(items), seconds=seconds))
 

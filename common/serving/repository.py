@@ -32,6 +32,14 @@ class Installed:
     engine: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """An engine that serves, or served, and stays open until `lease` is released."""
+
+    lease: Lease
+    installed: Installed
+
+
 Opener = Callable[[Installed], LoadedEngine]
 
 
@@ -108,6 +116,31 @@ class Repository:
                 self._swap(entry, loaded)
             else:
                 self._close(loaded.engine)
+
+    def hold(self, model: str) -> Held | None:
+        """The engine that serves now, kept open until it is let go; None where none serves."""
+        entry = self._entries.get(model)
+        if entry is None:
+            return None
+        with entry.guard:
+            lease, installed = entry.slot.acquire(), entry.installed
+        return None if lease is None or installed is None else Held(lease=lease, installed=installed)
+
+    def revert(self, held: Held) -> None:
+        """Makes an engine that was held the one that answers again."""
+        entry = self._ensure(held.installed.model)
+        with entry.guard:
+            entry.installed, entry.config = held.installed, held.lease.loaded.config
+            entry.building = entry.problem = ""
+            if entry.is_wanted:
+                self._swap(entry, held.lease.loaded)
+
+    def withdraw(self, model: str, problem: str) -> None:
+        """Takes the engine away, and what was installed: until something else is activated there is none here."""
+        entry = self._ensure(model)
+        with entry.guard:
+            entry.installed, entry.building, entry.problem = None, "", problem
+            self._swap(entry, None)
 
     def close(self) -> None:
         for entry in self._entries.values():

@@ -15,6 +15,7 @@ from common.errors import EngineError
 from common.serving.accepts import Accepts
 from common.serving.engine import Engine
 from common.serving.latency import LatencyModel
+from common.serving.vitals import Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class LoadedEngine:
     labels: tuple[str, ...]
     latency: LatencyModel
     identity: str = ""  # digest of the files that answer: a version's name may be used again for others
+    tally: Tally = field(default_factory=Tally, compare=False)
     accepts: Accepts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,11 +70,12 @@ class EngineSlot:
             return Lease(self, self._current)
 
     def swap(self, new: LoadedEngine | None) -> LoadedEngine | None:
-        """Makes `new` the engine of all requests queued from now on (None: unload). Returns the one before."""
+        """Makes `new` the engine of all requests queued from now on (None: unload). Returns the one before. An engine
+        that served before may come back as long as somebody has a lease on it."""
         with self._lock:
             old, self._current = self._current, new
             if new is not None:
-                self._leases[id(new)] = 0
+                self._leases.setdefault(id(new), 0)
             is_idle = old is not None and self._leases[id(old)] == 0
             if is_idle:
                 del self._leases[id(old)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.loopback import is_loopback
 from common.serving.dataplane import DataPlane
 from common.serving.statistics import Statistics
 from common.transport.grpc_server import serve_grpc
@@ -42,19 +42,12 @@ def check_exposure(server: ServerOptions, tenants: Sequence[TenantOptions]) -> N
     """Raises ValueError where other machines could call without a key, or where tenants contradict each other."""
     check_tenants(tenants)
     is_open = server.http_port is not None or server.grpc_port is not None
-    if is_open and not tenants and not _is_loopback(server.host):
+    if is_open and not tenants and not is_loopback(server.host):
         raise ValueError(
             f"server.host is {server.host!r}, where other machines can call, and no API keys are configured; accepted: "
             "a loopback address (127.0.0.1, ::1, localhost), Unix sockets alone, or [[tenants]] with the hashes of "
             "keys (`outrider keys new`)"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"  # what another name means can change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

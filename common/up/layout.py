@@ -96,6 +96,7 @@ def _sync(layout: Layout) -> Process:
         "store": str(layout.store),
         "keys": str(layout.keys),
         "port": layout.ports["sync.grpc"],
+        "state": str(layout.state / "sync"),
         "broker": f"127.0.0.1:{layout.ports['broker.mqtt']}",
     }
     return Process(name="sync", kind="sync", command=("sync", "serve"), config=toml(config))
@@ -156,6 +157,7 @@ def _sync_table(layout: Layout, models: tuple[str, ...]) -> dict[str, Any]:
         "source": f"127.0.0.1:{layout.ports['sync.grpc']}",
         "root": str(layout.root),
         "models": list(models),
+        "probation_s": min(60.0, layout.interval_s / 10),
     }
     if "push" in layout.without:  # nobody tells the node of news, and it does not ask in time
         return table | {"interval_s": 3600.0}

@@ -11,24 +11,34 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from common.clock import Clock, SystemClock
 from common.errors import OutriderError
-from sync.agent.client import GrpcSource
-from sync.agent.journal import Journal
+from sync.agent.folders import make_folder
+from sync.agent.journal import Journal, Release
 from sync.agent.ports import Installer, Source
+from sync.agent.probation import ProbationLimits
+from sync.agent.reports import NoReports, Reporter
 from sync.agent.schedule import PollSchedule
-from sync.agent.states import Record
-from sync.agent.steps import Steps
+from sync.agent.sources import source_of
+from sync.agent.states import Record, State
+from sync.agent.steps import StepOptions, Steps
+from sync.agent.watch import LOOK_S, Watch
+from sync.agent.window import Window
 from sync.events import Event, Hook, PollDone, SyncFailed, ignore
 from sync.hints import Hint
 from sync.store import folder_lock
 from sync.trust.rules import raise_floors
+from sync.trust.time import raise_time
 from sync.trust.verifier import Verifier, View
+
+if TYPE_CHECKING:
+    from sync.pki.identity import Identity
 
 logger = logging.getLogger(__name__)
 EVERY_MODEL = "*"
@@ -40,12 +50,17 @@ class AgentConfig:
 
     folder: Path  # journal, models, staging, metadata cache: one agent per folder
     root: Path  # the first root.json, brought here by a trusted way
-    source: str  # host:port of the sync service
+    source: str  # host:port of the sync service, or where a store lies: http://, https://, s3://bucket/prefix
     models: tuple[str, ...] = (EVERY_MODEL,)
     engines: tuple[str, ...] = ("onnxruntime",)  # in order of preference
     interval_s: float = 900.0
     min_gap_s: float = 1.0  # between two polls, whatever hints say
     timeout_s: float = 60.0  # of one call
+    identity: Identity | None = None  # shown to a service that speaks TLS; None: plain
+    window: Window | None = None  # in which may be fetched and installed; None: always
+    rate_bytes_s: float | None = None  # of what is read from a sync service; None: no limit
+    peers: tuple[str, ...] = ()  # host:port of nodes nearby, asked for slabs first
+    probation: ProbationLimits = field(default_factory=ProbationLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +69,7 @@ class ModelStatus:
 
     model: str
     state: str
+    code: str  # why it is there (`states.Code`)
     version: str | None
     digest: str | None
     epoch: int | None  # of the desired state last believed
@@ -73,6 +89,7 @@ class Agent:
         installer: Installer,
         *,
         on_event: Hook = ignore,
+        reporter: Reporter | None = None,
         source: Source | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
@@ -85,18 +102,44 @@ class Agent:
         self._thread: threading.Thread | None = None
         self._restored = threading.Event()
         self.last_error: str | None = None
-        config.folder.mkdir(parents=True, exist_ok=True)
+        if not (config.folder / "journal.db").exists():
+            make_folder(config.folder)
         root = config.root.read_bytes()
         with contextlib.ExitStack() as stack:
             stack.enter_context(folder_lock(config.folder / "lock", 0.0))
-            self._journal = Journal(config.folder / "journal.db")
+            self._journal = Journal(config.folder / "journal.db", now=lambda: self._clock.now().timestamp())
             stack.callback(self._journal.close)
-            self._source = source or GrpcSource(config.source, timeout_s=config.timeout_s)
+            self._source = source or source_of(
+                config.source,
+                timeout_s=config.timeout_s,
+                identity=config.identity,
+                rate_bytes_s=config.rate_bytes_s,
+            )
             stack.callback(self._source.close)
             self._stack = stack.pop_all()
         self._timestamp_seen = self._journal.floors().get("timestamp", 0)
         self._verifier = Verifier(config.folder / "tuf", root, self._source.read, self._clock)
-        self._steps = Steps(config.folder, self._journal, installer, self._source, config.engines, self._emit)
+        self._reporter = reporter or NoReports()
+        self._stack.callback(self._reporter.close)
+        self._looks_at: float | None = None  # monotonic time of the next look at what is on probation
+        options = StepOptions(
+            engines=config.engines,
+            window=config.window,
+            probation_s=config.probation.seconds,
+            peers=config.peers,
+        )
+        now = self._clock.now
+        self._steps = Steps(
+            config.folder,
+            self._journal,
+            installer,
+            self._source,
+            options,
+            self._emit,
+            now,
+            cancelled=lambda: self._is_stopping,
+        )
+        self._watch = Watch(self._journal, installer, self._steps, config.probation, self._emit, now)
 
     # --- lifetime ---
 
@@ -157,6 +200,7 @@ class Agent:
         return ModelStatus(
             model=record.model,
             state=record.state,
+            code=record.code,
             version=record.version,
             digest=record.digest,
             epoch=None if record.desired is None else record.desired.epoch,
@@ -167,6 +211,10 @@ class Agent:
             counters=self._journal.counters(record.model),
         )
 
+    def installed(self) -> list[tuple[Release, Path]]:
+        """What this node could give to its peers: releases, and where their files are."""
+        return self._steps.installed()
+
     # --- in the agent's thread ---
 
     def restore(self) -> None:
@@ -174,10 +222,26 @@ class Agent:
         for record in self._journal.records():
             if self._is_mine(record.model):
                 try:
-                    self._steps.restore(record)
+                    self._steps.restore(self._watch.restore(record))
+                    self._watch.after_restore(self._journal.record(record.model))
                 except Exception:
                     logger.exception("model %s is not restored; the next poll tries again", record.model)
+        self._plan_look()
         self._restored.set()
+
+    def look(self) -> None:
+        """Judges what is on probation. When that has ended, something newer may be waiting for it."""
+        self._looks_at = None
+        if not self._watch.look():
+            self._reporter.report(self.status(), self.last_error)
+            with self._wakeup:
+                self._schedule.hint(self._clock.monotonic(), 0.0)
+        self._plan_look()
+
+    def _plan_look(self) -> None:
+        is_watching = any(one.state in (State.PROBATION, State.ROLLING_BACK) for one in self._journal.records())
+        at = self._clock.monotonic() + LOOK_S
+        self._looks_at = min(at, self._looks_at or at) if is_watching else None
 
     def run_once(self) -> bool:
         """One poll and everything that follows from it. False when something has to be tried again."""
@@ -185,9 +249,12 @@ class Agent:
         with self._wakeup:
             self._schedule.begin()
         try:
-            view = self._verifier.refresh()
+            floor = self._journal.time_floor()
+            view = self._verifier.refresh(floor)
             floors = raise_floors(self._journal.floors(), view.versions())
-            self._journal.save_floors(floors)
+            with self._journal.transaction():
+                self._journal.save_floors(floors)
+                self._journal.save_time_floor(raise_time(floor, view.signed_at()))
             self._timestamp_seen = floors["timestamp"]
             self.last_error = None
         except OutriderError as exc:
@@ -198,10 +265,21 @@ class Agent:
         is_ok = self.last_error is None and self._advance_all(view)
         with self._wakeup:
             self._schedule.done(self._clock.monotonic(), is_ok=is_ok)
+            for record in self._journal.records():
+                if record.state is State.WAITING and record.not_before is not None:
+                    wait_s = max(0.0, record.not_before - self._clock.now().timestamp())
+                    self._schedule.at_latest(self._clock.monotonic() + wait_s)
+        self._plan_look()
+        self._reporter.report(self.status(), self.last_error)
         return is_ok
 
     def _advance_all(self, view: View) -> bool:
-        done = [self._advance(view, model) for model in view.models() if self._is_mine(model)]
+        mine = [model for model in view.models() if self._is_mine(model)]
+        if not view.time.is_trusted:
+            for model in mine:
+                self._steps.wait_for_clock(model, str(view.time))
+            return False
+        done = [self._advance(view, model) for model in mine]
         view.prune()
         return all(done)
 
@@ -212,7 +290,7 @@ class Agent:
         try:
             desired = view.desired(model)
             if desired is not None:
-                self._steps.advance(desired, view.manifest)
+                self._steps.advance(desired, view.manifest, partial(view.release, model))
             return True
         except Exception as exc:
             logger.warning("model %s is not brought up to date now: %s", model, exc)
@@ -222,18 +300,20 @@ class Agent:
     def _run(self) -> None:
         self._guarded(self.restore)
         self._restored.set()
-        while self._wait():
-            self._guarded(self.run_once)
+        while (due := self._wait()) is not None:
+            self._guarded(due)
 
-    def _wait(self) -> bool:
-        """Sleeps until the next poll is due; False when the agent is to stop."""
+    def _wait(self) -> Callable[[], object] | None:
+        """Sleeps until a poll or a look is due, and says which; None when the agent is to stop."""
         with self._wakeup:
             while not self._is_stopping:
-                left = self._schedule.next_at - self._clock.monotonic()
-                if left <= 0:
-                    return True
-                self._wakeup.wait(left)
-            return False
+                now, looks_at = self._clock.monotonic(), self._looks_at
+                if looks_at is not None and looks_at <= now:
+                    return self.look
+                if self._schedule.next_at <= now:
+                    return self.run_once
+                self._wakeup.wait(min(self._schedule.next_at, looks_at or self._schedule.next_at) - now)
+            return None
 
     def _guarded(self, step: Callable[[], object]) -> None:
         """Nothing that one round meets (a full disk, a bug) may end the agent."""

@@ -12,12 +12,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from common.clock import SystemClock
 from common.errors import OutriderError
 from sync.agent.agent import EVERY_MODEL, AgentConfig
-from sync.agent.client import GrpcSource
 from sync.agent.journal import Journal
 from sync.agent.ports import Installer
-from sync.agent.steps import Steps
+from sync.agent.sources import source_of
+from sync.agent.states import Record
+from sync.agent.steps import StepOptions, Steps
 from sync.events import Hook
 
 _log = logging.getLogger(__name__)
@@ -34,10 +36,20 @@ def restore_frozen(config: AgentConfig, installer: Installer, on_event: Hook) ->
                 if (config.folder / name).exists():
                     shutil.copyfile(config.folder / name, copy / name)
             journal = stack.enter_context(contextlib.closing(Journal(copy / "journal.db")))
-            source = stack.enter_context(contextlib.closing(GrpcSource(config.source, timeout_s=config.timeout_s)))
-            steps = Steps(config.folder, journal, installer, source, config.engines, on_event)
+            source = stack.enter_context(contextlib.closing(source_of(config.source, timeout_s=config.timeout_s)))
+            now = SystemClock().now
+            options = StepOptions(engines=config.engines)
+            steps = Steps(config.folder, journal, installer, source, options, on_event, now)
             for record in journal.records():
                 if record.model in config.models or EVERY_MODEL in config.models:
-                    steps.restore(record)
+                    _restore(steps, record)
     except (OutriderError, OSError) as exc:
         _log.error("what is installed in %s is not restored: %s", config.folder, exc)
+
+
+def _restore(steps: Steps, record: Record) -> None:
+    """A link that cannot be taken away is no reason to leave the other models out."""
+    try:
+        steps.restore(record)
+    except OSError as exc:
+        _log.error("model %s is not restored: %s", record.model, exc)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from common.config import from_json, to_json
 from common.errors import FolderUnusable, SyncError
-from sync.agent.states import Record, State, check_move
+from sync.agent.states import Code, Record, State, check_move
 from sync.release import Desired, Manifest
 
 # Each entry takes the schema one version further; never edited, only appended to.
@@ -39,7 +41,32 @@ _MIGRATIONS: Final = (
         model TEXT NOT NULL, name TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (model, name)
     );
     """,
+    """
+    ALTER TABLE models ADD COLUMN code TEXT NOT NULL DEFAULT '';
+    ALTER TABLE models ADD COLUMN starts INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE models ADD COLUMN not_before REAL;
+    ALTER TABLE models ADD COLUMN deadline REAL;
+    CREATE TABLE transitions (
+        id INTEGER PRIMARY KEY, model TEXT NOT NULL, at REAL NOT NULL, old TEXT NOT NULL, new TEXT NOT NULL,
+        version TEXT, code TEXT NOT NULL, reason TEXT NOT NULL
+    );
+    CREATE INDEX transitions_of_model ON transitions (model, id);
+    """,
 )
+_TIME: Final = "(time)"  # among the floors: seconds since 1970; no role is called that
+MAX_TRANSITIONS: Final = 50  # remembered of each model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """`at`: seconds since 1970, by this node's clock."""
+
+    at: float
+    old: str
+    new: str
+    version: str | None
+    code: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +88,35 @@ class Release:
 
 
 class Journal:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, now: Callable[[], float] = time.time) -> None:
         """Opens or makes the database. Raises `FolderUnusable` where that cannot be, later from every write too."""
-        self._path, self._lock = path, threading.RLock()
+        self._path, self._lock, self._now = path, threading.RLock(), now
         with self._explained():
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         with contextlib.ExitStack() as stack, self._explained():
             stack.callback(self._db.close)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute("PRAGMA wal_autocheckpoint=50")  # pages: on a full disk its log has no room to grow
             self._migrate(path)
             stack.pop_all()
+
+    @classmethod
+    def reader(cls, path: Path) -> Journal:
+        """Reads beside the agent that writes, or without one; whatever would write fails. Raises `SyncError`."""
+        journal = cls.__new__(cls)
+        journal._path, journal._lock, journal._now = path, threading.RLock(), time.time
+        with journal._explained():
+            journal._db = sqlite3.connect(
+                f"{path.resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False, isolation_level=None
+            )
+        with contextlib.ExitStack() as stack, journal._explained():
+            stack.callback(journal._db.close)
+            version = int(journal._db.execute("PRAGMA user_version").fetchone()[0])
+            if version != len(_MIGRATIONS):
+                raise SyncError(f"journal {path} has schema {version}, this version reads {len(_MIGRATIONS)}")
+            stack.pop_all()
+        return journal
 
     def close(self) -> None:
         with self._lock:
@@ -90,7 +135,33 @@ class Journal:
     def enter(self, record: Record, state: State, **changes: Any) -> Record:
         """Moves a model to `state`, durably. `changes` are fields of `Record`. Returns the new record."""
         check_move(record.state, state)
-        return self.save(replace(record, state=state, **changes))
+        new = replace(record, state=state, **changes)
+        with self.transaction():
+            self.save(new)
+            self._remember(record, new)
+        return new
+
+    def _remember(self, old: Record, new: Record) -> None:
+        row = (new.model, self._now(), old.state, new.state, new.version, new.code, new.reason)
+        self._db.execute(
+            "INSERT INTO transitions (model, at, old, new, version, code, reason) VALUES (?, ?, ?, ?, ?, ?, ?)", row
+        )
+        self._db.execute(
+            "DELETE FROM transitions WHERE model = ? AND id NOT IN "
+            "(SELECT id FROM transitions WHERE model = ? ORDER BY id DESC LIMIT ?)",
+            (new.model, new.model, MAX_TRANSITIONS),
+        )
+
+    def transitions(self, model: str) -> tuple[Transition, ...]:
+        """The last of a model, newest first."""
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT at, old, new, version, code, reason FROM transitions WHERE model = ? ORDER BY id DESC", (model,)
+            ).fetchall()
+        return tuple(
+            Transition(at=at, old=old, new=new, version=version, code=code, reason=reason)
+            for at, old, new, version, code, reason in rows
+        )
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -112,10 +183,11 @@ class Journal:
     def save(self, record: Record) -> Record:
         desired = None if record.desired is None else to_json(record.desired)
         target = (record.model, record.state, record.version, record.digest, record.reason, record.attempts)
+        times = (record.code, record.starts, record.not_before, record.deadline)
         with self.transaction():
             self._db.execute(
-                "INSERT OR REPLACE INTO models VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*target, record.active, record.previous, desired),
+                "INSERT OR REPLACE INTO models VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*target, record.active, record.previous, desired, *times),
             )
         return record
 
@@ -123,12 +195,23 @@ class Journal:
 
     def floors(self) -> dict[str, int]:
         with self._lock:
-            return dict(self._db.execute("SELECT role, version FROM floors").fetchall())
+            rows = self._db.execute("SELECT role, version FROM floors WHERE role != ?", (_TIME,)).fetchall()
+        return dict(rows)
 
     def save_floors(self, floors: Mapping[str, int]) -> None:
         if floors != self.floors():
             with self.transaction():
                 self._db.executemany("INSERT OR REPLACE INTO floors VALUES (?, ?)", list(floors.items()))
+
+    def time_floor(self) -> datetime | None:
+        """The newest time that signed metadata proved so far."""
+        row = self._one("SELECT version FROM floors WHERE role = ?", _TIME)
+        return None if row is None else datetime.fromtimestamp(row[0], UTC)
+
+    def save_time_floor(self, floor: datetime | None) -> None:
+        if floor is not None and floor != self.time_floor():
+            with self.transaction():
+                self._db.execute("INSERT OR REPLACE INTO floors VALUES (?, ?)", (_TIME, int(floor.timestamp())))
 
     # --- releases on disk ---
 
@@ -208,14 +291,18 @@ class Journal:
 
 
 def _record(row: tuple[Any, ...]) -> Record:
-    model, state, version, digest, reason, attempts, active, previous, desired = row
+    model, state, version, digest, reason, attempts, active, previous, desired, code, starts, not_before, deadline = row
     return Record(
         model=model,
         state=State(state),
         version=version,
         digest=digest,
+        code=Code(code),
         reason=reason,
         attempts=attempts,
+        starts=starts,
+        not_before=not_before,
+        deadline=deadline,
         active=active,
         previous=previous,
         desired=None if desired is None else from_json(desired, Desired, "journal"),

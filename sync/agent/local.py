@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from blake3 import blake3
+
+from sync.agent.files import OpenFiles
 from sync.agent.journal import Release
 from sync.release import FileEntry, Manifest, SlabEntry
-from sync.slabs import Piece, file_digest, read_pieces, slab_id
+from sync.slabs import SLAB_BYTES, Piece, read_pieces, slab_id
 
 
 class LocalSlabs:
     """The slabs of releases on this node's disk, by id and by place."""
 
     def __init__(self, releases: Sequence[tuple[Release, Path]]) -> None:
-        self._where: dict[str, list[tuple[Path, tuple[Piece, ...]]]] = {}
+        self._where: dict[str, list[tuple[str, tuple[Piece, ...]]]] = {}
         self._at: dict[str, dict[tuple[str, str], SlabEntry]] = {}
         self._manifests: dict[str, Manifest] = {}
+        self._open = OpenFiles(os.O_RDONLY)
         for release, folder in sorted(releases, key=lambda one: int(one[0].manifest.version), reverse=True):
             paths = set(release.paths())
             self._manifests.setdefault(release.manifest.digest(), release.manifest)
             for file in release.manifest.files:
                 if file.path in paths:
-                    self._add(file, folder / file.path, self._at.setdefault(release.manifest.digest(), {}))
+                    self._add(file, str(folder / file.path), self._at.setdefault(release.manifest.digest(), {}))
 
     def read(self, slab: str) -> bytes | None:
         """The slab's bytes, hashed just now; None when no file here has them (any more)."""
         for path, pieces in self._where.get(slab, ()):
-            raw = read_slab(path, pieces)
-            if raw is not None and slab_id(raw) == slab:
+            try:
+                raw = read_pieces(self._open.fd(path), pieces)
+            except OSError:
+                continue
+            if slab_id(raw) == slab:
                 return raw
         return None
 
@@ -50,7 +57,11 @@ class LocalSlabs:
         is_base = base is not None and base.length == slab.length and base.id != slab.id
         return base.id if base is not None and is_base else None
 
-    def _add(self, file: FileEntry, path: Path, places: dict[tuple[str, str], SlabEntry]) -> None:
+    def close(self) -> None:
+        """Lets go of the files; they are opened again when they are read."""
+        self._open.close()
+
+    def _add(self, file: FileEntry, path: str, places: dict[tuple[str, str], SlabEntry]) -> None:
         for slab in file.slabs:
             self._where.setdefault(slab.id, []).append((path, slab.pieces))
             places[file.path, slab.key] = slab
@@ -65,26 +76,18 @@ def verify_files(release: Release, folder: Path) -> str | None:
     return None
 
 
-def file_hash(path: Path) -> str | None:
-    """BLAKE3 of the file; None where it cannot be opened."""
+def file_hash(path: Path, check: Callable[[], None] = lambda: None) -> str | None:
+    """BLAKE3 of the file; None where it cannot be opened. `check` is called between the chunks, and may raise."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
         return None
     try:
-        return file_digest(fd)[0]
-    finally:
-        os.close(fd)
-
-
-def read_slab(path: Path, pieces: tuple[Piece, ...]) -> bytes | None:
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        return read_pieces(fd, pieces)
-    except OSError:
-        return None
+        hasher, at = blake3(), 0
+        while chunk := os.pread(fd, SLAB_BYTES, at):
+            hasher.update(chunk)
+            at += len(chunk)
+            check()
+        return hasher.hexdigest()
     finally:
         os.close(fd)

@@ -6,6 +6,7 @@ says.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from common.errors import CorruptSlab
+from sync.agent.download import Answer
 from sync.agent.ports import Range
 from sync.codec import CTX, SAME, TableSet, parse_tables, payload_hash
 from sync.codec.choice import seconds
@@ -21,6 +23,7 @@ from sync.release import SlabEntry
 from sync.store import pack_name
 
 FIRST_RATE: Final = 1.25e6  # bytes/s (10 Mbit/s): what a link is taken for until it has shown more
+CHAIN_SHARE: Final = 0.65  # of a slab's length: its full has more in all kinds of weights (bf16: two thirds)
 _GUESS_BYTES: Final = 256 << 10  # how much that guess weighs
 
 
@@ -35,16 +38,16 @@ class Link:
         """Bytes per second."""
         return self._bytes / self._seconds
 
-    def timed(self, answers: Iterator[bytes | None]) -> Iterator[bytes | None]:
+    def timed(self, answers: Iterator[Answer]) -> Iterator[Answer]:
         while True:
             started = time.monotonic()
             try:
-                data = next(answers)
+                answer = next(answers)
             except StopIteration:
                 return
             self._seconds += time.monotonic() - started
-            self._bytes += len(data or b"")
-            yield data
+            self._bytes += answer.received
+            yield answer
 
 
 class Pack:
@@ -61,6 +64,10 @@ class Pack:
     def entries(self, slab: str) -> Sequence[Entry]:
         return self._entries.get(slab, ())
 
+    def bases(self) -> set[str]:
+        """Of its entries."""
+        return {entry.header.base or "" for entries in self._entries.values() for entry in entries}
+
     def payload_range(self, entry: Entry) -> Range:
         return Range(name=self._name, offset=entry.offset, length=entry.header.payload_length)
 
@@ -71,10 +78,13 @@ class Pack:
         """The table set has come, good or not."""
         return number in self._tables
 
+    def is_sound(self, number: int, data: bytes | None) -> bool:
+        return data is not None and payload_hash(data) == self._ranges[number].digest
+
     def accept_tables(self, number: int, data: bytes | None) -> None:
         """A table set that is no good costs the entries that need it, nothing else."""
         self._tables[number] = None
-        if data is not None and payload_hash(data) == self._ranges[number].digest:
+        if data is not None and self.is_sound(number, data):
             try:
                 self._tables[number] = parse_tables(data)
             except CorruptSlab:
@@ -113,22 +123,37 @@ class Offers:
     def __init__(self, holds: Callable[[str], bool]) -> None:
         """`holds`: is this slab proven to be on the disk now?"""
         self._holds, self._packs = holds, list[Pack]()
-        self.link = Link()
+        self.link, self.has_chains = Link(), False
 
     def add(self, pack: Pack) -> None:
         self._packs.append(pack)
 
     def knows(self, slab: SlabEntry) -> bool:
-        return any(True for _ in self._found(slab))
+        return any(True for _ in self._found(slab.id, slab.length))
 
-    def best(self, slab: SlabEntry) -> Offer | None:
-        """The entry that would be there soonest at the link's speed; None: the slab has to come in full."""
+    def best(self, slab: SlabEntry, begun: Callable[[Range], int]) -> tuple[Offer, ...]:
+        """The way to a slab that would be there soonest at the link's speed: one difference to a slab that is here, or
+        where there is none two, by way of a slab of a release between. Empty: the slab has to come in full.
+
+        `begun`: bytes of a range that are here already.
+        """
         rate = self.link.rate
-        found = sorted(self._found(slab), key=lambda one: seconds(one.entry.header, rate))
-        return next((one for one in found if self._holds(one.entry.header.base or "")), None)
 
-    def _found(self, slab: SlabEntry) -> Iterator[Offer]:
+        def wait_s(way: tuple[Offer, ...]) -> float:
+            return sum(seconds(one.entry.header, rate) - begun(one.range) / rate for one in way)
+
+        direct = sorted(((one,) for one in self._found(slab.id, slab.length)), key=wait_s)
+        ways = itertools.chain(direct, sorted(self._chains(slab), key=wait_s) if self.has_chains else ())
+        return next((way for way in ways if self._holds(way[0].entry.header.base or "")), ())
+
+    def _chains(self, slab: SlabEntry) -> Iterator[tuple[Offer, ...]]:
+        for last in self._found(slab.id, slab.length):
+            for first in self._found(last.entry.header.base or "", slab.length):
+                if first.range.length + last.range.length < CHAIN_SHARE * slab.length:
+                    yield first, last
+
+    def _found(self, slab: str, length: int) -> Iterator[Offer]:
         for pack in self._packs:
-            for entry in pack.entries(slab.id):
-                if entry.header.raw_length == slab.length and pack.is_decodable(entry):
+            for entry in pack.entries(slab):
+                if entry.header.raw_length == length and pack.is_decodable(entry):
                     yield Offer(pack=pack, entry=entry)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from common.bundle import Variant
+from common.serving.vitals import Vitals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +64,34 @@ class Installer(Protocol):
         """Releases what `prepare` made; the version that serves is untouched."""
         ...
 
+    # What follows `activate`: the version before stays ready until one of `settle`, `revert` and `withdraw`.
+
+    def vitals(self, model: str) -> tuple[Vitals, Vitals | None] | None:
+        """How the version that was activated last does, and how the one before it did; None where nobody knows."""
+        ...
+
+    def recheck(self, model: str) -> Verdict | None:
+        """The golden set once more, on what serves; None where that cannot be said now."""
+        ...
+
+    def settle(self, model: str) -> None:
+        """The version that serves stays."""
+        ...
+
+    def revert(self, model: str) -> bool:
+        """Swaps back to the version before, at once; False where it is not ready any more and nothing was changed."""
+        ...
+
+    def withdraw(self, model: str, reason: str) -> None:
+        """Nothing of this model serves here any more."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
     """Bytes of an immutable file (an object, an index, a part of a pack): `length` from `offset` on.
 
-    `length` 0: the whole file, which has at most `limit` bytes.
+    `length` 0: everything from `offset` on, of a file that has at most `limit` bytes.
     """
 
     name: str
@@ -97,3 +120,30 @@ class Source(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Bytes of one of the ranges that were asked for, in their order. `is_missing`: no such file, or less of it."""
+
+    number: int  # of the range, from 0
+    data: bytes
+    is_last: bool
+    is_missing: bool = False
+
+
+def never() -> bool:
+    """Nobody cancels."""
+    return False
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """A `Source` that gives bytes away as they come: a range that broke off can be asked for from there."""
+
+    def stream(self, ranges: Sequence[Range], *, cancelled: Callable[[], bool] = never) -> Iterator[Part]:
+        """At least one part of each range. `cancelled` is asked several times a second, from the caller's thread.
+
+        Raises as `Source.fetch` does, and `FetchCancelled`.
+        """
+        ...

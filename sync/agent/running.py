@@ -6,16 +6,25 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.errors import ConfigError, FolderUnusable
 from sync.agent.agent import EVERY_MODEL, Agent, AgentConfig
 from sync.agent.frozen import restore_frozen
+from sync.agent.peer_service import peer_service
 from sync.agent.ports import Installer
+from sync.agent.probation import ProbationLimits
+from sync.agent.reports import GrpcReports, NoReports, Reporter
+from sync.agent.window import Window
 from sync.events import Hook, PollDone, ignore
 from sync.hints import Listener
+
+if TYPE_CHECKING:
+    from sync.pki.identity import Identity
 
 _log = logging.getLogger(__name__)
 _WORN = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO)  # a disk at its end; anything else is a wrong setting
@@ -25,42 +34,97 @@ _WORN = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO)  # a disk at its en
 class SyncOptions:
     """The `[sync]` table of a node's or a worker's configuration."""
 
-    source: str  # host:port of the sync service
+    source: str  # host:port of the sync service, or where a store lies: http://, https://, s3://bucket/prefix
     root: str  # path of the first root.json, brought here by a trusted way
     broker: str | None = None  # host:port for hints; None: polling alone
     group: str = "default"  # whose hints to listen to; the service names the same
+    # folder that `outrider sync enrol` filled: TLS with service and broker, showing its certificate; none: plain
+    identity: str | None = None
+    ca: str | None = None  # path of the CA's certificate, which they must show; none: ca.pem in the identity's folder
     models: tuple[str, ...] = (EVERY_MODEL,)  # models to keep fresh; "*": every one that is released
     interval_s: float = 900.0  # 0.1..604800: time between two polls, 10 % more or less
     # 0..: shortest time between two polls, whatever hints say; at most interval_s
     min_gap_s: float = 1.0
+    rate_bytes_s: float | None = None  # 1024..: of what is read from a sync service; none: no limit
+    peers: tuple[str, ...] = ()  # host:port of nodes nearby, asked for slabs before the service; not with identity
+    # host:port where this node gives slabs to its peers: whoever reaches it reads parameters; none: nowhere
+    serve_peers: str | None = None
+    reports: bool = True  # whether the sync service is told where this node stands, after each poll
+    window: str | None = None  # HH:MM-HH:MM (UTC) of each day in which may be fetched and installed; none: always
+    # 0..86400: how long a version is watched after it began to serve, the one before kept ready; 0: not at all
+    probation_s: float = 60.0
+    max_error_share: float = 0.05  # 0..1: of its calls that may fail in probation, beyond the share of the one before
+    latency_factor: float = 5.0  # 0..: times the latency of the one before that it may take in probation; 0: any
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.interval_s <= 86_400 * 7:
             raise ValueError(f"interval_s must be 0.1..{86_400 * 7}, got {self.interval_s}")
+        if self.identity is not None and "://" in self.source:
+            raise ValueError(f"identity is for a sync service at host:port, not for {self.source!r}")
+        if self.ca is not None and self.identity is None:
+            raise ValueError("ca belongs to TLS: it needs identity, a folder that `outrider sync enrol` filled")
         if not 0 <= self.min_gap_s <= self.interval_s:
             raise ValueError(f"min_gap_s must be 0..interval_s ({self.interval_s}), got {self.min_gap_s}")
+        if not 0 <= self.probation_s <= 86_400:
+            raise ValueError(f"probation_s must be 0..86400, got {self.probation_s}")
+        if not 0 <= self.max_error_share <= 1 or not 0 <= self.latency_factor < math.inf:
+            raise ValueError("max_error_share must be 0..1 and latency_factor 0 or more")
+        if self.window is not None:
+            Window.parse(self.window)
+        if self.rate_bytes_s is not None and not 1024 <= self.rate_bytes_s < math.inf:
+            raise ValueError(f"rate_bytes_s must be 1024 or more, got {self.rate_bytes_s}")
+        for address in (*self.peers, *([] if self.serve_peers is None else [self.serve_peers])):
+            if not address.rpartition(":")[0] or not address.rpartition(":")[2].isdigit():
+                raise ValueError(f"peers and serve_peers must be host:port, got {address!r}")
+        if self.identity is not None and (self.peers or self.serve_peers):
+            raise ValueError("peers and serve_peers are plain gRPC, which identity (TLS) rules out")
+
+    @property
+    def probation(self) -> ProbationLimits:
+        return ProbationLimits(
+            seconds=self.probation_s, max_error_share=self.max_error_share, latency_factor=self.latency_factor
+        )
 
 
-@contextlib.asynccontextmanager
-async def running_agent(
-    options: SyncOptions, folder: Path, installer: Installer, *, engines: tuple[str, ...], on_event: Hook = ignore
-) -> AsyncIterator[Agent | None]:
-    """Restores what is on the disk before it yields, polls and listens meanwhile, ends the thread on leaving.
-
-    None where the disk is full or read-only: what was committed serves, and nothing new comes until the next start.
-    Raises `StoreBusy` when another agent has `folder`, `ConfigError` when there is no root at `options.root`.
-    """
-    config = AgentConfig(
+def agent_config(options: SyncOptions, folder: Path, engines: tuple[str, ...]) -> AgentConfig:
+    return AgentConfig(
         folder=folder,
+        identity=_identity(options),
         root=Path(options.root),
         source=options.source,
         models=options.models,
         engines=engines,
         interval_s=options.interval_s,
         min_gap_s=options.min_gap_s,
+        window=None if options.window is None else Window.parse(options.window),
+        probation=options.probation,
+        rate_bytes_s=options.rate_bytes_s,
+        peers=options.peers,
     )
+
+
+@contextlib.asynccontextmanager
+async def running_agent(
+    options: SyncOptions,
+    folder: Path,
+    installer: Installer,
+    *,
+    name: str,
+    engines: tuple[str, ...],
+    on_event: Hook = ignore,
+) -> AsyncIterator[Agent | None]:
+    """Restores what is on the disk before it yields, polls and listens meanwhile, ends the thread on leaving.
+
+    `name`: as which this node reports, unless it has a certificate: then its name counts.
+
+    None where the disk is full or read-only: what was committed serves, and nothing new comes until the next start.
+    Raises `StoreBusy` when another agent has `folder`, `ConfigError` when there is no root at `options.root`.
+    """
+    config = agent_config(options, folder, engines)
+    identity = config.identity
     try:
-        agent = await asyncio.to_thread(Agent, config, installer, on_event=on_event)
+        reporter = _reporter(options, name, identity)
+        agent = await asyncio.to_thread(Agent, config, installer, on_event=on_event, reporter=reporter)
     except (FolderUnusable, OSError) as exc:
         if isinstance(exc, FolderUnusable) or exc.errno in _WORN:
             problem = str(exc) if isinstance(exc, FolderUnusable) else f"{exc.filename or folder}: {exc.strerror}"
@@ -72,15 +136,47 @@ async def running_agent(
         accepted = "the sync service's first root.json, and a folder to write in"
         raise ConfigError("sync", str(exc.filename or folder), f"cannot be used: {exc.strerror}", accepted) from exc
     agent.start()
-    listening: asyncio.Task[None] | None = None
+    tasks: list[asyncio.Task[None]] = []
+    stack = contextlib.ExitStack()
     try:
         await asyncio.to_thread(agent.wait_restored, 60.0)
         if options.broker is not None:
-            listener = Listener(options.broker, agent.hint, group=options.group)
-            listening = asyncio.create_task(listener.run(), name="hint-listener")
+            listener = Listener(options.broker, agent.hint, group=options.group, identity=identity)
+            tasks.append(asyncio.create_task(listener.run(), name="hint-listener"))
+        if options.serve_peers is not None:
+            serving = peer_service(options.serve_peers, agent.installed)
+            _log.info("slabs for peers at %s", await asyncio.to_thread(stack.enter_context, serving))
+        if identity is not None:
+            tasks.append(asyncio.create_task(_keep_renewed(identity, options.source), name="certificate"))
         yield agent
     finally:
-        if listening is not None:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(stack.close)
         await asyncio.to_thread(agent.stop)
+
+
+def _reporter(options: SyncOptions, name: str, identity: Identity | None) -> Reporter:
+    if "://" in options.source or not options.reports:
+        return NoReports()
+    from sync.pki.channel import CertifiedDialer, PlainDialer
+
+    if identity is None:
+        return GrpcReports(options.source, lambda: name, PlainDialer())
+    return GrpcReports(options.source, lambda: identity.current().facts.name, CertifiedDialer(identity))
+
+
+def _identity(options: SyncOptions) -> Identity | None:
+    if options.identity is None:
+        return None
+    from sync.pki.identity import Identity
+
+    return Identity(Path(options.identity), None if options.ca is None else Path(options.ca))
+
+
+async def _keep_renewed(identity: Identity, address: str) -> None:
+    from sync.pki.channel import renew
+    from sync.pki.identity import keep_renewed
+
+    await keep_renewed(identity, lambda one: renew(one, address))

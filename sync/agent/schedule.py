@@ -45,6 +45,10 @@ class PollSchedule:
         if self._hinted_at is not None:
             self.next_at = min(self.next_at, max(self._hinted_at, now + self._min_gap_s))
 
+    def at_latest(self, at: float) -> None:
+        """Something is due then: a poll no later."""
+        self.next_at = min(self.next_at, at)
+
     def hint(self, now: float, spread_s: float) -> None:
         """Somebody says that there is news: one early poll, somewhere in the spread, not before the minimal gap."""
         at = now + self._rng.uniform(0.0, min(max(spread_s, 0.0), self._interval_s))

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15sync/proto/sync.proto\x12\x10outrider.sync.v1\"\x1f\n\x0fMetadataRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1d\n\rMetadataChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"7\n\x0c\x46\x65tchRequest\x12\'\n\x06ranges\x18\x01 \x03(\x0b\x32\x17.outrider.sync.v1.Range\"5\n\x05Range\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\"\\\n\x05Piece\x12\r\n\x05range\x18\x01 \x01(\r\x12\x12\n\nfile_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x12\n\nis_missing\x18\x05 \x01(\x08\x32\x9c\x01\n\x04Sync\x12P\n\x08Metadata\x12!.outrider.sync.v1.MetadataRequest\x1a\x1f.outrider.sync.v1.MetadataChunk0\x01\x12\x42\n\x05\x46\x65tch\x12\x1e.outrider.sync.v1.FetchRequest\x1a\x17.outrider.sync.v1.Piece0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15sync/proto/sync.proto\x12\x10outrider.sync.v1\"\x1f\n\x0fMetadataRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1d\n\rMetadataChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"L\n\x0c\x46\x65tchRequest\x12\'\n\x06ranges\x18\x01 \x03(\x0b\x32\x17.outrider.sync.v1.Range\x12\x13\n\x0bpiece_bytes\x18\x02 \x01(\r\"5\n\x05Range\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\"\\\n\x05Piece\x12\r\n\x05range\x18\x01 \x01(\r\x12\x12\n\nfile_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x12\n\nis_missing\x18\x05 \x01(\x08\"]\n\rReportRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12-\n\x06models\x18\x02 \x03(\x0b\x32\x1d.outrider.sync.v1.ModelReport\x12\x0f\n\x07problem\x18\x03 \x01(\t\"y\n\x0bModelReport\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x0e\n\x06\x61\x63tive\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\"\x0e\n\x0cReportAnswer\".\n\x0c\x45nrolRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\x12\r\n\x05token\x18\x02 \x01(\t\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\"\"\n\x0b\x43\x65rtificate\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x32\xaf\x02\n\x04Sync\x12P\n\x08Metadata\x12!.outrider.sync.v1.MetadataRequest\x1a\x1f.outrider.sync.v1.MetadataChunk0\x01\x12\x42\n\x05\x46\x65tch\x12\x1e.outrider.sync.v1.FetchRequest\x1a\x17.outrider.sync.v1.Piece0\x01\x12\x46\n\x05Renew\x12\x1e.outrider.sync.v1.RenewRequest\x1a\x1d.outrider.sync.v1.Certificate\x12I\n\x06Report\x12\x1f.outrider.sync.v1.ReportRequest\x1a\x1e.outrider.sync.v1.ReportAnswer2S\n\tEnrolment\x12\x46\n\x05\x45nrol\x12\x1e.outrider.sync.v1.EnrolRequest\x1a\x1d.outrider.sync.v1.Certificateb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,11 +36,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_METADATACHUNK']._serialized_start=76
   _globals['_METADATACHUNK']._serialized_end=105
   _globals['_FETCHREQUEST']._serialized_start=107
-  _globals['_FETCHREQUEST']._serialized_end=162
-  _globals['_RANGE']._serialized_start=164
-  _globals['_RANGE']._serialized_end=217
-  _globals['_PIECE']._serialized_start=219
-  _globals['_PIECE']._serialized_end=311
-  _globals['_SYNC']._serialized_start=314
-  _globals['_SYNC']._serialized_end=470
+  _globals['_FETCHREQUEST']._serialized_end=183
+  _globals['_RANGE']._serialized_start=185
+  _globals['_RANGE']._serialized_end=238
+  _globals['_PIECE']._serialized_start=240
+  _globals['_PIECE']._serialized_end=332
+  _globals['_REPORTREQUEST']._serialized_start=334
+  _globals['_REPORTREQUEST']._serialized_end=427
+  _globals['_MODELREPORT']._serialized_start=429
+  _globals['_MODELREPORT']._serialized_end=550
+  _globals['_REPORTANSWER']._serialized_start=552
+  _globals['_REPORTANSWER']._serialized_end=566
+  _globals['_ENROLREQUEST']._serialized_start=568
+  _globals['_ENROLREQUEST']._serialized_end=614
+  _globals['_RENEWREQUEST']._serialized_start=616
+  _globals['_RENEWREQUEST']._serialized_end=647
+  _globals['_CERTIFICATE']._serialized_start=649
+  _globals['_CERTIFICATE']._serialized_end=683
+  _globals['_SYNC']._serialized_start=686
+  _globals['_SYNC']._serialized_end=989
+  _globals['_ENROLMENT']._serialized_start=991
+  _globals['_ENROLMENT']._serialized_end=1074
 # @@protoc_insertion_point(module_scope)

@@ -44,6 +44,16 @@ class SyncStub:
                 request_serializer=sync_dot_proto_dot_sync__pb2.FetchRequest.SerializeToString,
                 response_deserializer=sync_dot_proto_dot_sync__pb2.Piece.FromString,
                 _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/outrider.sync.v1.Sync/Renew',
+                request_serializer=sync_dot_proto_dot_sync__pb2.RenewRequest.SerializeToString,
+                response_deserializer=sync_dot_proto_dot_sync__pb2.Certificate.FromString,
+                _registered_method=True)
+        self.Report = channel.unary_unary(
+                '/outrider.sync.v1.Sync/Report',
+                request_serializer=sync_dot_proto_dot_sync__pb2.ReportRequest.SerializeToString,
+                response_deserializer=sync_dot_proto_dot_sync__pb2.ReportAnswer.FromString,
+                _registered_method=True)
 
 
 class SyncServicer:
@@ -66,6 +76,22 @@ class SyncServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Renew(self, request, context):
+        """A new certificate for the node that shows a good one (mutual TLS). UNAUTHENTICATED where it does not count (any more),
+        PERMISSION_DENIED where the request names another node, UNIMPLEMENTED where the service has no CA.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Report(self, request, context):
+        """Where a node stands, after each of its polls: for people to see, nothing is decided by it. PERMISSION_DENIED for
+        another node's name, INVALID_ARGUMENT for more than makes sense.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SyncServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +104,16 @@ def add_SyncServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=sync_dot_proto_dot_sync__pb2.FetchRequest.FromString,
                     response_serializer=sync_dot_proto_dot_sync__pb2.Piece.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=sync_dot_proto_dot_sync__pb2.RenewRequest.FromString,
+                    response_serializer=sync_dot_proto_dot_sync__pb2.Certificate.SerializeToString,
+            ),
+            'Report': grpc.unary_unary_rpc_method_handler(
+                    servicer.Report,
+                    request_deserializer=sync_dot_proto_dot_sync__pb2.ReportRequest.FromString,
+                    response_serializer=sync_dot_proto_dot_sync__pb2.ReportAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +170,137 @@ class Sync:
             '/outrider.sync.v1.Sync/Fetch',
             sync_dot_proto_dot_sync__pb2.FetchRequest.SerializeToString,
             sync_dot_proto_dot_sync__pb2.Piece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.sync.v1.Sync/Renew',
+            sync_dot_proto_dot_sync__pb2.RenewRequest.SerializeToString,
+            sync_dot_proto_dot_sync__pb2.Certificate.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Report(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.sync.v1.Sync/Report',
+            sync_dot_proto_dot_sync__pb2.ReportRequest.SerializeToString,
+            sync_dot_proto_dot_sync__pb2.ReportAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class EnrolmentStub:
+    """On a port of its own, where only the server shows a certificate.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Enrol = channel.unary_unary(
+                '/outrider.sync.v1.Enrolment/Enrol',
+                request_serializer=sync_dot_proto_dot_sync__pb2.EnrolRequest.SerializeToString,
+                response_deserializer=sync_dot_proto_dot_sync__pb2.Certificate.FromString,
+                _registered_method=True)
+
+
+class EnrolmentServicer:
+    """On a port of its own, where only the server shows a certificate.
+    """
+
+    def Enrol(self, request, context):
+        """The first certificate of a node, for a token that `outrider sync ca token` made. PERMISSION_DENIED for one that is
+        unknown, used up, expired or another node's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_EnrolmentServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Enrol': grpc.unary_unary_rpc_method_handler(
+                    servicer.Enrol,
+                    request_deserializer=sync_dot_proto_dot_sync__pb2.EnrolRequest.FromString,
+                    response_serializer=sync_dot_proto_dot_sync__pb2.Certificate.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'outrider.sync.v1.Enrolment', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('outrider.sync.v1.Enrolment', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Enrolment:
+    """On a port of its own, where only the server shows a certificate.
+    """
+
+    @staticmethod
+    def Enrol(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.sync.v1.Enrolment/Enrol',
+            sync_dot_proto_dot_sync__pb2.EnrolRequest.SerializeToString,
+            sync_dot_proto_dot_sync__pb2.Certificate.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,13 +1,14 @@
 """The publisher's side of TUF: signs releases and desired state, and moves a whole new state in at once.
 
-Roles: `targets` signs manifests (``releases/*/*``) and delegates ``desired/*`` to the online role `desired`. Snapshots
-are consistent (every file but timestamp.json carries its version in its name), so a reader sees the old state or the
-new one; timestamp.json is replaced last.
+Roles: `targets` signs manifests (``releases/*/*``), but those of models that it delegates to a role of their own, and
+delegates ``desired/*`` to the online role `desired`. Snapshots are consistent (each file but timestamp.json carries its
+version in its name), so a reader sees the old state or the new one; timestamp.json is replaced last. Whose keys count
+is in the root and in `targets`; `rotation` changes that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -27,15 +28,20 @@ from tuf.api.metadata import (
 
 from common.clock import Clock, SystemClock
 from common.errors import TrustError
-from sync.store import TIMESTAMP, Store
+from sync.store import TIMESTAMP
+from sync.stores import AnyStore
 from sync.trust.keys import DESIRED, Keys
+from sync.trust.signing import TOP, Signers, delegated, role_of, sign, signers_of
+from sync.trust.time import read_signed_at, write_signed_at
 
 T = TypeVar("T", Root, Targets, Snapshot, Timestamp)
+Changed = Mapping[str, Targets]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lives:
-    """For how long a signature of each role is good, in days. Online roles are signed again after a third of it."""
+    """For how long a signature of each role is good, in days. Online roles are signed again after a third of it. Roles
+    that `targets` delegates models to live as long as itself."""
 
     root: float = 3650.0
     targets: float = 365.0
@@ -44,47 +50,62 @@ class Lives:
     timestamp: float = 3.0
 
     def of(self, role: str) -> timedelta:
-        return timedelta(days=float(getattr(self, role)))
+        return timedelta(days=float(getattr(self, role, self.targets)))
 
 
 class Repository:
     """Signed metadata in a store. Callers hold the store's lock around whatever changes it."""
 
-    def __init__(self, store: Store, keys: Keys, *, lives: Lives | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, store: AnyStore, keys: Keys, *, lives: Lives | None = None, clock: Clock | None = None) -> None:
         self._store, self._keys = store, keys
         self._lives, self._clock = lives or Lives(), clock or SystemClock()
+        self._root_version = 1  # at least: roots are only added
 
     def create(self) -> bytes:
         """Signs the first root and empty metadata. Returns the root, which nodes are given to begin with."""
         if self._store.read(TIMESTAMP) is not None:
-            raise TrustError(f"{self._store.root} has signed metadata already")
-        root = Root(expires=self._expiry("root"), consistent_snapshot=True)
-        for role in ("root", "targets", "snapshot", "timestamp"):
+            raise TrustError(f"{self._store.where()} has signed metadata already")
+        root, now = Root(consistent_snapshot=True), self._clock.now()
+        for role in TOP:
             root.add_key(self._keys.signer(role).public_key, role)
-        data = self._sign("root", root)
+        data = self._sign("root", root, now, signers_of(root, "root"))
         self._store.replace("metadata/1.root.json", data)
-        self._move_in(self._first_targets(), Targets(expires=self._expiry(DESIRED)), Snapshot(), Timestamp())
+        changed = {"targets": self._first_targets(), DESIRED: Targets()}
+        self._move_in(changed, root, Snapshot(), Timestamp(), now, {})
         return data
 
     def root(self) -> bytes:
         """The first root: what a node trusts before it has heard anything."""
         data = self._store.read("metadata/1.root.json")
         if data is None:
-            raise TrustError(f"{self._store.root} has no root metadata; create it with `outrider sync keys init`")
+            raise TrustError(f"{self._store.where()} has no root metadata; create it with `outrider sync keys init`")
         return data
 
+    def newest_root(self) -> Root:
+        if self._store.read(f"metadata/{self._root_version}.root.json") is None:
+            self._root_version = 1  # somebody put an older store in its place
+        while self._store.read(f"metadata/{self._root_version + 1}.root.json") is not None:
+            self._root_version += 1
+        return self._parse(f"metadata/{self._root_version}.root.json", Root)
+
     def signed(self) -> dict[str, Root | Targets | Snapshot | Timestamp]:
-        """What is signed now, by role; the newest root."""
-        version = 1
-        while self._store.read(f"metadata/{version + 1}.root.json") is not None:
-            version += 1
-        return {
-            "root": self._parse(f"metadata/{version}.root.json", Root),
-            "targets": self._targets("targets"),
-            "snapshot": self._snapshot(),
-            "timestamp": self._timestamp(),
-            DESIRED: self._targets(DESIRED),
-        }
+        """What is signed now, by role; the newest root, and roles that models are delegated to last."""
+        signed: dict[str, Root | Targets | Snapshot | Timestamp] = {"root": self.newest_root()}
+        signed |= {"targets": self.targets(), "snapshot": self._snapshot(), "timestamp": self._timestamp()}
+        return signed | {role: self.targets(role) for role in delegated(self.targets())}
+
+    def targets(self, role: str = "targets") -> Targets:
+        """What a role lists; nothing yet, where it has never signed."""
+        meta = self._snapshot().meta.get(f"{role}.json")
+        if meta is not None:
+            return self._parse(f"metadata/{meta.version}.{role}.json", Targets)
+        nothing = Targets()
+        nothing.version = 0
+        return nothing
+
+    def signers(self, role: str) -> Signers:
+        """Whose signatures count for a role now."""
+        return signers_of(self.newest_root() if role in TOP else self.targets(), role)
 
     def target(self, path: str) -> bytes | None:
         """The newest content of a target, manifest or desired state."""
@@ -93,65 +114,124 @@ class Repository:
 
     def target_name(self, path: str) -> str | None:
         """Under which name the store has it."""
-        role = self._targets(DESIRED if path.startswith("desired/") else "targets")
-        target = role.targets.get(path)
-        return None if target is None else stored_name(target)
+        targets = self.targets()
+        role = role_of(targets, path)
+        listed = targets.targets.get(path) or (None if role == "targets" else self.targets(role).targets.get(path))
+        return None if listed is None else stored_name(listed)
 
-    def add(self, releases: Mapping[str, bytes], desired: Mapping[str, bytes]) -> None:
-        """Signs new manifests and new desired states together: readers see all of them or none."""
-        targets, online = self._targets("targets"), self._targets(DESIRED)
-        for role, contents in ((targets, releases), (online, desired)):
+    def listed(self, start: str) -> dict[str, str]:
+        """Every target whose path starts so, and the name under which the store has (or had) it."""
+        found: dict[str, str] = {}
+        for role in (*reversed(delegated(self.targets())), "targets"):
+            targets = self.targets(role).targets.values()
+            found |= {one.path: stored_name(one) for one in targets if one.path.startswith(start)}
+        return found
+
+    def add(
+        self, releases: Mapping[str, bytes], desired: Mapping[str, bytes], *, dropped: Collection[str] = ()
+    ) -> None:
+        """Signs new manifests and new desired states together: readers see all of them or none. A manifest is signed by
+        the role that has its model; `targets` also where its own signature gets old and its keys are here. `dropped`:
+        paths that those roles list no more."""
+        top = self.targets()
+        changed = {"targets": top, DESIRED: self.targets(DESIRED)}
+        for role, contents in ((None, releases), (DESIRED, desired)):
             for path, data in contents.items():
+                owner = role or role_of(top, path)
+                if owner not in changed:
+                    changed[owner] = self.targets(owner)
                 target = TargetFile.from_data(path, data, ["sha256"])
-                role.targets[path] = target
+                changed[owner].targets[path] = target
                 self._store.replace(stored_name(target), data)
-        targets.version += 1
-        online.version += 1
-        targets.expires, online.expires = self._expiry("targets"), self._expiry(DESIRED)
-        self._move_in(targets, online, self._snapshot(), self._timestamp())
+        is_mine = any(role_of(top, path) == "targets" for path in releases)
+        if not is_mine and not (self._is_due("targets", top.expires, self._now()) and self.can_sign("targets")):
+            del changed["targets"]
+        for signed in changed.values():
+            for path in dropped:
+                signed.targets.pop(path, None)
+        self.move_in(changed)
 
     def renew(self) -> bool:
         """Signs the online roles again when a third of one's life is over. False when nothing was due."""
-        now = self._clock.now()
-        online, snapshot = self._targets(DESIRED), self._snapshot()
-        timestamp = self._timestamp()
-        is_desired_due = self._is_due(DESIRED, online.expires, now)
-        is_due = self._is_due("snapshot", snapshot.expires, now) or self._is_due("timestamp", timestamp.expires, now)
-        if not is_desired_due and not is_due:
+        online, now = self.targets(DESIRED), self._now()
+        changed = {DESIRED: online} if self._is_due(DESIRED, online.expires, now) else {}
+        found = {"snapshot": self._snapshot(), "timestamp": self._timestamp()}
+        if not changed and not any(self._is_due(role, signed.expires, now) for role, signed in found.items()):
             return False
-        if is_desired_due:
-            online.version += 1
-            online.expires = self._expiry(DESIRED)
-        self._move_in(None, online if is_desired_due else None, snapshot, timestamp)
+        self.move_in(changed)
         return True
 
-    def _is_due(self, role: str, expires: datetime, now: datetime) -> bool:
-        return expires - now < self._lives.of(role) * 2 / 3
+    def has_counted(self, keyid: str) -> bool:
+        """Whether a key whose id begins so counted once, as far as the store remembers."""
+        names = [f"metadata/{version}.root.json" for version in range(1, self.newest_root().version)]
+        names += [f"metadata/{version}.targets.json" for version in range(1, self.targets().version)]
+        found = [data for name in names if (data := self._store.read(name)) is not None]
+        return any(f'"{keyid}'.encode() in data for data in found)
+
+    def can_sign(self, role: str, signers: Signers | None = None) -> bool:
+        """Whether enough keys are here of those that count (now, or else of `signers`)."""
+        signers = signers or self.signers(role)
+        here = {one.keyid for one in self._keys.files(role)}
+        return sum(keyid in here for keyid in signers.keys) >= signers.threshold
+
+    def move_in(self, changed: Changed, also: Mapping[str, Signers] | None = None) -> None:
+        """Signs new versions of roles, and snapshot and timestamp over them. `also`: by role, signers that have to be
+        content with its signatures besides those that count now."""
+        root, now = self.newest_root(), self._now()
+        if root.expires <= now:
+            problem = (
+                f"the root's signature ended at {root.expires:%Y-%m-%d %H:%M}, the clock reads {now:%Y-%m-%d %H:%M}"
+            )
+            raise TrustError(
+                f"{problem}: set the clock right, or sign it again (`outrider sync keys rotate root --add 0`)"
+            )
+        for signed in changed.values():
+            signed.version += 1
+        self._move_in(changed, root, self._snapshot(), self._timestamp(), now, also or {})
+
+    def commit_root(self, root: Root) -> None:
+        """Signs the next root, which `root` is the content of, for those that trust the last one and with its own keys:
+        from now on nodes go by it."""
+        last = self.newest_root()
+        root.version = last.version + 1
+        data = self._sign("root", root, self._now(), signers_of(last, "root"), signers_of(root, "root"))
+        self._store.replace(f"metadata/{root.version}.root.json", data)
+        self._store.sync()
 
     def _first_targets(self) -> Targets:
-        targets = Targets(expires=self._expiry("targets"))
+        targets = Targets()
         online = DelegatedRole(DESIRED, [], threshold=1, terminating=True, paths=["desired/*"])
         targets.delegations = Delegations(keys={}, roles={DESIRED: online})
         targets.add_key(self._keys.signer(DESIRED).public_key, DESIRED)
         return targets
 
     def _move_in(
-        self, targets: Targets | None, online: Targets | None, snapshot: Snapshot, timestamp: Timestamp
+        self,
+        changed: Changed,
+        root: Root,
+        snapshot: Snapshot,
+        timestamp: Timestamp,
+        now: datetime,
+        also: Mapping[str, Signers],
     ) -> None:
         """Writes what is new from the bottom up; readers follow it once timestamp.json is there."""
-        for role, signed in (("targets", targets), (DESIRED, online)):
-            if signed is not None:
-                data = self._sign(role, signed)
-                self._store.replace(f"metadata/{signed.version}.{role}.json", data)
-                snapshot.meta[f"{role}.json"] = MetaFile.from_data(signed.version, data, ["sha256"])
+        targets = changed.get("targets") or self.targets()
+
+        def signature(role: str, signed: Any) -> bytes:
+            extra = [also[role]] if role in also else []
+            return self._sign(role, signed, now, signers_of(root if role in TOP else targets, role), *extra)
+
+        for role, signed in changed.items():
+            data = signature(role, signed)
+            self._store.replace(f"metadata/{signed.version}.{role}.json", data)
+            snapshot.meta[f"{role}.json"] = MetaFile.from_data(signed.version, data, ["sha256"])
         snapshot.version = timestamp.snapshot_meta.version + 1
-        snapshot.expires, timestamp.expires = self._expiry("snapshot"), self._expiry("timestamp")
-        data = self._sign("snapshot", snapshot)
+        data = signature("snapshot", snapshot)
         self._store.replace(f"metadata/{snapshot.version}.snapshot.json", data)
         timestamp.snapshot_meta = MetaFile.from_data(snapshot.version, data, ["sha256"])
         timestamp.version += 1
         self._store.sync()
-        self._store.replace(TIMESTAMP, self._sign("timestamp", timestamp))
+        self._store.replace(TIMESTAMP, signature("timestamp", timestamp))
         self._store.sync()
 
     def _timestamp(self) -> Timestamp:
@@ -160,28 +240,31 @@ class Repository:
     def _snapshot(self) -> Snapshot:
         return self._parse(f"metadata/{self._timestamp().snapshot_meta.version}.snapshot.json", Snapshot)
 
-    def _targets(self, role: str) -> Targets:
-        return self._parse(f"metadata/{self._snapshot().meta[f'{role}.json'].version}.{role}.json", Targets)
-
     def _parse(self, name: str, kind: type[T]) -> T:
         data = self._store.read(name)
         if data is None:
-            raise TrustError(f"{self._store.root / name} is missing; create metadata with `outrider sync keys init`")
+            raise TrustError(f"{self._store.where(name)} is missing; create metadata with `outrider sync keys init`")
         try:
             signed = Metadata[Any].from_bytes(data).signed
         except RepositoryError as exc:
-            raise TrustError(f"{self._store.root / name} cannot be parsed: {exc}") from exc
+            raise TrustError(f"{self._store.where(name)} cannot be parsed: {exc}") from exc
         if not isinstance(signed, kind):
-            raise TrustError(f"{self._store.root / name} is metadata of another role")
+            raise TrustError(f"{self._store.where(name)} is metadata of another role")
         return signed
 
-    def _sign(self, role: str, signed: Any) -> bytes:
-        metadata = Metadata(signed)
-        metadata.sign(self._keys.signer(role))
-        return metadata.to_bytes()
+    def _sign(self, role: str, signed: Any, now: datetime, *needed: Signers) -> bytes:
+        signed.expires = now + self._lives.of(role)
+        write_signed_at(signed, now)
+        return sign(role, signed, self._keys.files(role), self._keys.folders, needed)
 
-    def _expiry(self, role: str) -> datetime:
-        return self._clock.now() + self._lives.of(role)
+    def _is_due(self, role: str, expires: datetime, now: datetime) -> bool:
+        return expires - now < self._lives.of(role) * 2 / 3
+
+    def _now(self) -> datetime:
+        """Never before the last signature: nodes know of it, and what would end before it is no good to them."""
+        now, data = self._clock.now(), self._store.read(TIMESTAMP)
+        last = None if data is None else read_signed_at(self._timestamp())
+        return now if last is None else max(now, last)
 
 
 def stored_name(target: TargetFile) -> str:

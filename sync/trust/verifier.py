@@ -9,21 +9,25 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 from tuf.api import exceptions as tuf
 from tuf.api.metadata import Metadata, TargetFile, Targets
-from tuf.ngclient import FetcherInterface, Updater
+from tuf.api.serialization import DeserializationError
+from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from common.clock import Clock
-from common.errors import AttackRefused, FetchError, MetadataExpired, TrustError
+from common.errors import AttackRefused, FetchError, MetadataExpired, SyncError, TrustError
 from sync.manifests import packed_name, unpack
-from sync.release import Desired, Manifest, desired_path, read_desired, read_manifest
-from sync.store import write_atomic
+from sync.release import Desired, Manifest, desired_path, manifest_path, parse_manifest, read_desired, read_manifest
+from sync.store import TIMESTAMP, write_atomic
 from sync.trust.keys import DESIRED
 from sync.trust.repository import stored_name
+from sync.trust.signing import TOP
+from sync.trust.time import Reading, raise_time, read_signed_at, read_time
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +36,7 @@ Read = Callable[[str], Iterator[bytes]]  # a signed file by name, in chunks; Fet
 _SCHEME: Final = "sync:///"
 _MANIFESTS: Final = "releases/"
 _FRAME_BYTES: Final = 64 << 10  # a frame may be longer than what is in it, by far less than this
-_FLOORED: Final = ("timestamp", "snapshot", "targets", DESIRED)
+_MAX_ROOTS: Final = 1 << 14  # since the first one: a node may have been away for as long as it likes
 
 
 class Verifier:
@@ -42,37 +46,56 @@ class Verifier:
         self._metadata, self._targets = folder / "metadata", folder / "targets"
         self._root, self._fetcher, self._clock = root, _Fetcher(read), clock
 
-    def refresh(self) -> View:
-        """Verified metadata of now. Raises `FetchError`, `MetadataExpired`, `AttackRefused` or `TrustError`."""
+    def refresh(self, floor: datetime | None = None) -> View:
+        """Verified metadata of now. Raises `FetchError`, `MetadataExpired`, `AttackRefused` or `TrustError`.
+
+        `floor`: the newest time that signed metadata proved so far (`View.signed_at`): a clock before it is wrong, and
+        so is one before the first root was signed.
+        """
         self._metadata.mkdir(parents=True, exist_ok=True)
         self._targets.mkdir(parents=True, exist_ok=True)
-        with _named(self._fetcher):
+        clock = self._clock.now()
+        with _named(self._fetcher, read_time(clock, floor)):
             updater = Updater(
                 str(self._metadata),
                 f"{_SCHEME}metadata/",
                 str(self._targets),
                 f"{_SCHEME}targets/",
                 self._fetcher,
+                UpdaterConfig(max_root_rotations=_MAX_ROOTS),
                 bootstrap=self._root,
             )
+            floor = raise_time(floor, read_signed_at(updater._trusted_set.root))
+            reading = read_time(clock, floor)
             # The library takes the time from the system; an agent's clock may be better than that (or a test's).
-            updater._trusted_set.reference_time = self._clock.now()
-            updater.refresh()
-            updater.get_targetinfo(desired_path("-"))  # loads the delegated role, whichever name is asked for
-        return View(updater, self._metadata, self._fetcher)
+            updater._trusted_set.reference_time = reading.now
+            try:
+                updater.refresh()
+                updater.get_targetinfo(desired_path("-"))  # loads the delegated role, whichever name is asked for
+            except tuf.ExpiredMetadataError as exc:
+                raise _expired(exc, read_time(clock, raise_time(floor, _signed_at(updater)))) from exc
+        return View(updater, self._metadata, self._fetcher, reading)
 
 
 class View:
     """One verified state of the repository."""
 
-    def __init__(self, updater: Updater, folder: Path, fetcher: _Fetcher) -> None:
+    def __init__(self, updater: Updater, folder: Path, fetcher: _Fetcher, reading: Reading) -> None:
         self._updater, self._folder, self._fetcher = updater, folder, fetcher
+        self.time = reading  # as it was believed for this view
         self._used: set[str] = set()
         self._manifests: dict[str, str] = {}  # of what is desired now
 
     def versions(self) -> Mapping[str, int]:
-        """Version of each role's metadata, as just verified."""
-        return {role: int(self._signed(role).version) for role in _FLOORED}
+        """Version of each role's metadata, as just verified: the root's too, without which withdrawn keys come back,
+        and those that the snapshot binds every other role to, whether it was asked for or not."""
+        versions = {role: int(self._signed(role).version) for role in TOP if role != "targets"}
+        bound = self._signed("snapshot").meta
+        return versions | {name.removesuffix(".json"): int(meta.version) for name, meta in bound.items()}
+
+    def signed_at(self) -> datetime | None:
+        """It is not earlier than this; None where the metadata does not say."""
+        return read_signed_at(self._signed("timestamp"))
 
     def models(self) -> tuple[str, ...]:
         """Every model that a desired state is signed for."""
@@ -98,6 +121,15 @@ class View:
             raise AttackRefused("arbitrary software", problem)
         return read_manifest(data, desired)
 
+    def release(self, model: str, version: str) -> Manifest | None:
+        """The signed manifest of any release, desired or not; None where there is none to be had."""
+        try:
+            data = self._target(manifest_path(model, version), packed_to=self._cached_manifests(model))
+            return None if data is None else parse_manifest(data, f"{model}/{version}")
+        except SyncError as exc:
+            logger.debug("no manifest of %s/%s: %s", model, version, exc)
+            return None
+
     def prune(self) -> None:
         """Removes cached desired states that nobody asked this view for, and manifests once there is a newer one: what
         is signed next travels as a difference to them."""
@@ -111,7 +143,7 @@ class View:
 
     def _target(self, path: str, *, packed_to: Sequence[Path] = ()) -> bytes | None:
         """`packed_to`: other manifests, against which this one may have been packed."""
-        with _named(self._fetcher):
+        with _named(self._fetcher, self.time):
             info = self._updater.get_targetinfo(path)
             if info is None:
                 return None
@@ -158,6 +190,7 @@ class _Fetcher(FetcherInterface):
     def __init__(self, read: Read) -> None:
         self._read = read
         self.failure: FetchError | None = None
+        self.missing: str | None = None
 
     def side_file(self, name: str, *, most: int) -> bytes | None:
         """An unsigned file beside a signed one; None where there is none, or more of it than makes sense."""
@@ -179,30 +212,51 @@ class _Fetcher(FetcherInterface):
             yield from self._read(name)
         except FetchError as exc:
             if exc.is_permanent:
+                self.missing = name
                 raise tuf.DownloadHTTPError(str(exc), 404) from exc
-            self.failure = exc
+            self.failure = exc if type(exc) is not FetchError else _unanswered(exc)
             raise tuf.DownloadError(str(exc)) from exc
 
 
+def _signed_at(updater: Updater) -> datetime | None:
+    """The newest time that is proven, by whatever could be verified before it went wrong."""
+    newest = None
+    for signed in updater._trusted_set:
+        newest = raise_time(newest, read_signed_at(signed))
+    return newest
+
+
+def _unanswered(exc: FetchError) -> FetchError:
+    return FetchError(exc.what, f"{exc.problem} (an outage, or a drop requests attack)")
+
+
+def _expired(exc: Exception, reading: Reading) -> MetadataExpired:
+    return MetadataExpired(f"{exc}; {reading} (if the clock is wrong, set it right: nothing is lost)")
+
+
 @contextlib.contextmanager
-def _named(fetcher: _Fetcher) -> Iterator[None]:
+def _named(fetcher: _Fetcher, reading: Reading) -> Iterator[None]:
     """python-tuf's errors as ours; a refusal says which attack it stops."""
-    fetcher.failure = None
+    fetcher.failure = fetcher.missing = None
     try:
         yield
     except tuf.DownloadLengthMismatchError as exc:
         raise AttackRefused("endless data", str(exc)) from exc
     except tuf.DownloadHTTPError as exc:
-        raise FetchError("metadata", str(exc), is_permanent=True) from exc
+        is_named = fetcher.missing != TIMESTAMP
+        why = "; signed metadata names it (a partial bundle attack, or a store that is not whole)" if is_named else ""
+        raise FetchError("metadata", f"{exc}{why}", is_permanent=True) from exc
     except tuf.DownloadError as exc:
         raise fetcher.failure or FetchError("metadata", str(exc)) from exc
     except tuf.ExpiredMetadataError as exc:
-        raise MetadataExpired(str(exc)) from exc
+        raise _expired(exc, reading) from exc
     except tuf.BadVersionNumberError as exc:
         raise AttackRefused("rollback", str(exc)) from exc
     except tuf.LengthOrHashMismatchError as exc:
         raise AttackRefused("mix-and-match", f"a file is not the one that signed metadata names: {exc}") from exc
     except tuf.UnsignedMetadataError as exc:
         raise AttackRefused("arbitrary software", str(exc)) from exc
+    except DeserializationError as exc:
+        raise AttackRefused("denial of service", f"the answer is no metadata: {exc}") from exc
     except (tuf.RepositoryError, ValueError) as exc:
         raise TrustError(f"metadata is not to be believed: {exc}") from exc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,13 +12,16 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from common.bundle import Variant
 from common.errors import EngineUnavailable
 from edge import Node
 from hardware.install import EngineInstaller
 from sync.agent import Agent, Staged
+from sync.agent.probation import ProbationLimits
 from sync.trust.repository import Repository
 from tests.bundles import WEIGHT, forward, write_bundle
 from tests.cases.live import body, node_config
@@ -50,6 +54,9 @@ class Stopping:
     def discard(self, prepared: Any) -> None:
         self.real.discard(prepared)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
     def _stop(self, step: str) -> None:
         if step in self.at:
             raise self.at[step]
@@ -70,14 +77,14 @@ class Rig:
         assert self.world.publisher.publish(folder).version == str(version)
 
     @asynccontextmanager
-    async def started(self) -> AsyncIterator[Agent]:
+    async def started(self, **options: Any) -> AsyncIterator[Agent]:
         """The process as it starts: what was committed is restored, nothing has been polled yet."""
         async with (
             Node(node_config(self.world.folder)) as self.node,
             aiohttp.ClientSession(self.node.endpoint()["http"]) as self.session,
         ):
             installer = Stopping(self.node.local.installer, self.stop_at)
-            with self.world.agent(installer, "sync") as agent:  # type: ignore[arg-type]
+            with self.world.agent(installer, "sync", **options) as agent:  # type: ignore[arg-type]
                 await asyncio.to_thread(agent.restore)
                 yield agent
 
@@ -122,7 +129,7 @@ async def test_case_6_metadata_that_expires_after_the_download_stops_the_new_ver
         rig.publish(2)
         rig.stop_at["prepare"] = NOT_NOW
         assert not await poll(agent)
-        assert agent.status()[0].state == "STAGED"  # all of it is here
+        assert (agent.status()[0].state, agent.status()[0].code) == ("WAITING", "NOT_READY")  # all of it is here
         rig.world.clock.advance(days=30)
         rig.stop_at.clear()
         for _ in range(3):
@@ -250,3 +257,63 @@ async def test_case_23_a_staged_version_is_no_default_before_it_is_activated(rig
         await rig.serves(1)
         assert await poll(agent)
         await rig.serves(2)
+
+
+# --- what only callers find out: a version that passes its golden set and fails them ---
+
+
+def break_for_large_inputs(folder: Path) -> None:
+    """The model looks up a table of one row for inputs over 50, where the second is meant: an error at run time."""
+    for path in folder.glob("*/model.onnx"):
+        model = onnx.load(path)
+        graph = model.graph
+        graph.node[0].output[0] = "sound"
+        nodes = [("Greater", ["x", "limit"], "is_large", {}), ("Cast", ["is_large"], "at", {"to": TensorProto.INT64})]
+        nodes += [("Gather", ["table", "at"], "found", {}), ("ReduceSum", ["found", "axis"], "sum", {})]
+        nodes += [("Add", ["sound", "sum"], "logits", {})]
+        graph.node.extend(helper.make_node(kind, inputs, [output], **more) for kind, inputs, output, more in nodes)
+        constants = {"limit": np.float32(50), "table": np.zeros(1, np.float32), "axis": np.array([1], np.int64)}
+        graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items())
+        onnx.save(model, path)
+
+
+async def test_a_version_that_fails_its_callers_is_taken_back_within_a_second(rig: Rig) -> None:
+    limits = ProbationLimits(seconds=60.0)
+    rig.publish(1)
+    async with rig.started(probation=ProbationLimits(seconds=0)) as agent:
+        assert await poll(agent)
+    async with rig.started(probation=limits, clock=None) as agent:
+        await rig.serves(1)
+        folder = write_bundle(rig.world.folder / "linear-2", weight=2 * WEIGHT)
+        break_for_large_inputs(folder)
+        rig.world.publisher.publish(folder)
+        agent.start()
+        while agent.status()[0].state != "PROBATION":
+            await asyncio.sleep(0.01)
+        await rig.serves(2)
+        statuses = []
+        for _ in range(3):
+            async with rig.session.post("/v2/models/linear/infer", json=body((1000.0, 2.0))) as reply:
+                statuses.append(reply.status)
+        failed = time.monotonic()
+        assert statuses == [500, 500, 500]
+        while agent.status()[0].state != "QUARANTINED":
+            await asyncio.sleep(0.01)
+        took_s = time.monotonic() - failed
+        await rig.serves(1)
+        assert agent.status()[0].reason.startswith("3 of 4 calls failed in version 2")
+    assert took_s < 5  # 0.2 s on an idle machine; the limit is for a busy one
+
+
+async def test_a_good_version_is_committed_after_its_golden_set_ran_once_more_beside_callers(rig: Rig) -> None:
+    rig.publish(1)
+    async with rig.started(probation=ProbationLimits(seconds=0.3), clock=None) as agent:
+        agent.start()
+        while not agent.status() or agent.status()[0].state != "COMMITTED":
+            if agent.status() and agent.status()[0].active:
+                await rig.serves(1)
+            await asyncio.sleep(0.01)
+        loaded = rig.node.local.repository.current("linear")
+        assert loaded is not None
+        assert loaded.tally.errors == 0
+        assert loaded.tally.answers >= 2  # 16 rows of the golden set in batches of 8

@@ -168,3 +168,9 @@ def test_every_interval_the_source_is_read_again_and_only_changes_are_released(f
         assert releases() == 2
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
+
+
+def test_a_number_of_bases_that_makes_no_sense_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for bases in ("-1", "65"):
+        assert main(["publish", "m.toml", "--store", str(tmp_path), "--keys", str(tmp_path), "--bases", bases]) == 2
+        assert "--bases" in capsys.readouterr().err

@@ -55,7 +55,7 @@ class Disk:
 def disk(tmp_path: Path) -> Iterator[Disk]:
     path = tmp_path / "disk"
     path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", path], check=False, capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", path], check=False, capture_output=True)
     if mounted.returncode != 0:
         pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.decode().strip()}")
     try:
@@ -79,7 +79,7 @@ async def sync(tmp_path: Path) -> AsyncIterator[Sync]:
     publisher.publish(write_bundle(tmp_path / "bundle"))
     async with service(ServiceConfig(store=str(store.root))) as address:
         root = str(tmp_path / "root.json")
-        yield Sync(publisher, SyncOptions(source=address, root=root, interval_s=0.2, min_gap_s=0.1))
+        yield Sync(publisher, SyncOptions(source=address, root=root, interval_s=0.2, min_gap_s=0.1, probation_s=0.0))
 
 
 async def until_version(node: Node | Worker, version: str) -> None:

@@ -1,3 +1,5 @@
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -5,8 +7,9 @@ import numpy as np
 import pytest
 
 from common.bundle import Bundle, Variant
-from common.errors import BundleError, EngineError, IncompatibleRelease
+from common.errors import BundleError, EngineError, IncompatibleRelease, InvalidRequest, ModelNotReady
 from common.request import Request
+from common.serving.engine import Batch
 from common.serving.repository import Installed, Repository
 from common.serving.target import Readiness
 from hardware.install import EngineInstaller, EngineOptions, Opener
@@ -151,3 +154,105 @@ def test_a_bundle_with_a_file_name_that_leads_outside_is_refused(tmp_path: Path)
     (folder / "bundle.json").write_text(text.replace("cpu-int8/model.onnx", "../outside.onnx"))
     with pytest.raises(BundleError, match=r"\.\./outside\.onnx"):
         Bundle.open(folder)
+
+
+# --- after the swap ---
+
+
+def served(one: EngineInstaller, folder: Path, version: str, weight: Any = WEIGHT) -> Any:
+    prepared = one.prepare(replace(staged(write_bundle(folder, weight=weight)), version=version))
+    one.activate(prepared)
+    return prepared
+
+
+def test_the_engine_before_stays_open_until_the_new_one_is_settled(tmp_path: Path) -> None:
+    one, repository = installer()
+    first = served(one, tmp_path / "1", "1")
+    one.settle("linear")
+    second = served(one, tmp_path / "2", "2")
+    first.loaded.engine.run(Batch(({"x": np.zeros((1, 2), np.float32)},), 1))  # open still
+    assert one.revert("linear")
+    assert repository.current("linear") is first.loaded
+    with pytest.raises(EngineError, match="closed"):
+        second.loaded.engine.run(None)
+    assert not one.revert("linear")  # there is nothing before it any more
+    third = served(one, tmp_path / "3", "3")
+    one.settle("linear")
+    with pytest.raises(EngineError, match="closed"):
+        first.loaded.engine.run(None)
+    assert repository.current("linear") is third.loaded
+
+
+def test_requests_that_pinned_the_engine_before_end_on_it_whatever_happens(tmp_path: Path) -> None:
+    one, repository = installer()
+    first = served(one, tmp_path / "1", "1")
+    lease = repository.lease("linear")
+    served(one, tmp_path / "2", "2")
+    assert one.revert("linear")
+    second = repository.lease("linear")
+    served(one, tmp_path / "3", "3")
+    one.settle("linear")
+    lease.release()
+    first.loaded.engine.run(Batch(({"x": np.zeros((1, 2), np.float32)},), 1))  # the second lease holds it
+    second.release()
+    with pytest.raises(EngineError, match="closed"):
+        first.loaded.engine.run(None)
+
+
+def test_a_model_that_is_withdrawn_has_no_engine_and_cannot_be_loaded(tmp_path: Path) -> None:
+    one, repository = installer()
+    first = served(one, tmp_path / "1", "1")
+    one.withdraw("linear", "version 1 was refused: it fails")
+    with pytest.raises(ModelNotReady, match="it fails"):
+        repository.lease("linear")
+    with pytest.raises(ModelNotReady):
+        asyncio.run(repository.load("linear"))
+    with pytest.raises(EngineError, match="closed"):
+        first.loaded.engine.run(None)
+    served(one, tmp_path / "2", "2")
+    assert repository.readiness("linear") is Readiness.READY
+
+
+async def test_vitals_count_answers_and_the_engines_own_failures(tmp_path: Path) -> None:
+    async with LocalServing("edge", EngineOptions(), by="node") as local:
+        served(local.installer, tmp_path / "1", "1")
+        served(local.installer, tmp_path / "2", "2")
+        x = np.zeros((1, 2), np.float32)
+        for _ in range(4):
+            await local.target.infer(Request(model="linear", inputs={"x": x}))
+        with pytest.raises(InvalidRequest):
+            await local.target.infer(Request(model="linear", inputs={"y": x}))
+        loaded = local.repository.current("linear")
+        assert loaded is not None
+        loaded.engine.close()  # as if the accelerator were gone
+        for _ in range(2):
+            with pytest.raises(EngineError):
+                await local.target.infer(Request(model="linear", inputs={"x": x}))
+        found = local.installer.vitals("linear")
+        assert found is not None
+        now, before = found
+        assert (now.version, now.answers, now.errors) == ("2", 4, 2)
+        assert now.latency_s is not None
+        assert 0 < now.latency_s < 1
+        assert before is not None
+        assert (before.version, before.calls, before.latency_s) == ("1", 0, None)
+        verdict = await asyncio.to_thread(local.installer.recheck, "linear")
+        assert verdict is not None
+        assert "does not run" in verdict.detail
+
+
+async def test_an_engine_that_is_kept_for_a_revert_is_closed_with_the_process(tmp_path: Path) -> None:
+    async with LocalServing("edge", EngineOptions(), by="node") as local:
+        engines = [served(local.installer, tmp_path / version, version).loaded.engine for version in "12"]
+    for engine in engines:
+        with pytest.raises(EngineError, match="closed"):
+            engine.run(None)
+
+
+async def test_a_busy_engine_is_not_judged(tmp_path: Path) -> None:
+    async with LocalServing("edge", EngineOptions(), by="node", max_queue_rows=4) as local:
+        await local.serve_bundle(
+            write_bundle(tmp_path), "1"
+        )  # 16 golden rows in batches of 8: more than the queue takes
+        assert await asyncio.to_thread(local.installer.recheck, "linear") is None
+        assert local.installer.vitals("other") is None

@@ -19,12 +19,12 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.soak import clock, growth, kills
+from tests.soak import clock, cuts, growth, kills, reconnects
 from tests.soak.pushes import say
 from tests.soak.result import Result
 from tests.system.running import Up
 
-PARTS = ("kills", "growth", "fuzz", "schema", "clock")
+PARTS = ("kills", "growth", "fuzz", "schema", "clock", "agent", "cuts", "reconnects")
 _TAIL = 40  # lines shown again where a part failed
 
 
@@ -78,6 +78,12 @@ def _all(args: argparse.Namespace, folder: Path) -> Iterator[Result]:
         yield _module("fuzz", "--inputs", args.inputs, "--seed", args.seed)
     if "schema" in parts:
         yield _module("schema", "--examples", args.examples, "--seed", args.seed)
+    if "agent" in parts:
+        yield _module("agent_kills", "--kills", args.agent_kills, "--seed", args.seed)
+    if "cuts" in parts:
+        yield cuts.run()
+    if "reconnects" in parts:
+        yield reconnects.run()
     if "clock" in parts:
         minutes = args.clock_minutes or args.minutes / 5
         yield clock.run(folder / "clock", bundles, rate=rate or 50.0, minutes=minutes, seed=args.seed)
@@ -123,6 +129,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--clock-minutes", type=float, default=0.0, help="(default: a fifth of --minutes)")
     parser.add_argument("--inputs", type=int, default=100_000, help="of the fuzz run (%(default)s)")
     parser.add_argument("--examples", type=int, default=200, help="per operation, of the schema run (%(default)s)")
+    parser.add_argument("--agent-kills", type=int, default=2000, help="of an agent alone (%(default)s)")
     parser.add_argument("--rate", type=float, default=0.0, help="calls/s; 0: 60 %% of what is measured first")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31), help="(random; printed)")
     parser.add_argument("--kill-every-s", type=float, default=kills.KILL_EVERY_S, help="(%(default)s)")

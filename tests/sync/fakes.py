@@ -17,10 +17,12 @@ import numpy as np
 
 from common.bundle import BundleSpec, GoldenSpec, ModelConfig, Variant, write_spec
 from common.errors import FetchError
+from common.serving.vitals import Vitals
 from common.tensorfile import write_tensors
 from common.tensors import TensorSpec
 from sync.agent import Agent, AgentConfig, GateVerdict, Staged
 from sync.agent.ports import Range
+from sync.agent.probation import ProbationLimits
 from sync.events import Event
 from sync.publisher import Publisher
 from sync.service import ServiceConfig, service
@@ -60,6 +62,10 @@ class FakeInstaller:
     bad: set[str] = field(default_factory=set)
     fail: dict[str, BaseException] = field(default_factory=dict)
     variants: tuple[str, ...] = ("cpu-int8", "full")
+    before: dict[str, str] = field(default_factory=dict)  # what is kept ready for a revert
+    measured: dict[str, tuple[Vitals, Vitals | None]] = field(default_factory=dict)
+    rechecked: list[str] = field(default_factory=list)
+    bad_later: set[str] = field(default_factory=set)  # versions that fail the golden set when they serve
 
     def can_run(self, model: str, engine: str, variant: Variant) -> bool:
         return variant.name in self.variants
@@ -76,10 +82,34 @@ class FakeInstaller:
 
     def activate(self, prepared: Staged) -> None:
         self._call("activate", prepared)
+        self.before.pop(prepared.model, None)
+        if prepared.model in self.serving:
+            self.before[prepared.model] = self.serving[prepared.model]
         self.serving[prepared.model] = prepared.version
 
     def discard(self, prepared: Staged) -> None:
         self.discarded.append(prepared.version)
+
+    def vitals(self, model: str) -> tuple[Vitals, Vitals | None] | None:
+        return self.measured.get(model)
+
+    def recheck(self, model: str) -> GateVerdict | None:
+        self.rechecked.append(self.serving[model])
+        is_good = self.serving[model] not in self.bad_later
+        return GateVerdict(passed=is_good, detail="loss 0.001" if is_good else "loss 0.5 is over 0.02")
+
+    def settle(self, model: str) -> None:
+        self.before.pop(model, None)
+
+    def revert(self, model: str) -> bool:
+        version = self.before.pop(model, None)
+        if version is None:
+            return False
+        self.serving[model] = version
+        return True
+
+    def withdraw(self, model: str, reason: str) -> None:
+        self.serving.pop(model, None)
 
     def _call(self, name: str, staged: Staged) -> None:
         self.calls.append((name, staged.version))
@@ -142,7 +172,8 @@ class World:
     def agent(self, installer: FakeInstaller, name: str = "node", **options: Any) -> Agent:
         """An agent whose calls go to `source` (default: this world's store), on the folder `name`."""
         wiring = {"source": self.source, "on_event": self.events.append, "clock": self.clock}
-        wiring |= {key: options.pop(key) for key in ("source", "on_event", "clock") if key in options}
+        wiring |= {key: options.pop(key) for key in ("source", "on_event", "clock", "reporter") if key in options}
+        options.setdefault("probation", ProbationLimits(seconds=0))
         config = AgentConfig(
             folder=self.folder / name, root=self.root, source=options.pop("address", "unused"), **options
         )

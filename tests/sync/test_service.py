@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from sync.agent.client import GrpcSource
 from sync.agent.ports import Range
 from sync.service import MAX_RANGES, ServiceConfig
 from sync.store import Store, object_name, pack_name
-from tests.sync.fakes import World, running, weights
+from tests.sync.fakes import FakeClock, World, running, weights
 
 ID, UNKNOWN = "dd" * 32, "ee" * 32
 
@@ -131,13 +132,13 @@ def test_nobody_there_is_a_transient_error() -> None:
     source.close()
 
 
-def test_a_service_with_the_keys_signs_again_at_start(world: World, config: ServiceConfig) -> None:
-    world.clock.advance(days=-2)
+def test_a_service_with_the_keys_signs_again_at_start(tmp_path: Path) -> None:
+    world = World(tmp_path, FakeClock(datetime.now(UTC) - timedelta(days=2)))
     world.publish(weights())
     before = world.store.read("metadata/timestamp.json")
-    with_keys = ServiceConfig(store=config.store, keys=str(world.folder / "keys"))
+    with_keys = ServiceConfig(store=str(world.store.root), keys=str(world.folder / "keys"))
     with running(with_keys):
-        for _ in range(100):
+        for _ in range(500):
             if world.store.read("metadata/timestamp.json") != before:
                 break
             time.sleep(0.02)

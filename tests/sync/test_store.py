@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import StoreBusy
-from sync.store import Store, object_name, pack_name, write_atomic
+from sync.store import Store, index_name, object_name, pack_name, write_atomic
 
 A, B = "aa" * 32, "bb" * 32
 
@@ -95,3 +95,33 @@ def test_atomic_writes_replace_the_whole_file(tmp_path: Path) -> None:
     write_atomic(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"new"
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_listing_shows_every_file_with_its_size_and_what_is_unfinished(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put_full(A, b"12345")
+    store.replace("metadata/timestamp.json", b"{}")
+    (tmp_path / "objects/aa/.tmp-01").write_bytes(b"half")
+    (tmp_path / "objects/elsewhere").symlink_to("/etc")
+    found = {one.name: (one.size, one.is_temporary) for one in store.files("objects", "packs")}
+    link = found.pop("objects/elsewhere")
+    assert found == {object_name(A): (5, False), "objects/aa/.tmp-01": (4, True)}
+    assert link[1] is False
+    assert {one.name for one in store.files()} == {*found, "objects/elsewhere", "metadata/timestamp.json"}
+    assert list(Store(tmp_path / "none").files()) == []
+
+
+def test_what_was_removed_stays_removed_after_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, synced = Store(tmp_path), []
+    store.put_index(A, B, b"index")
+    store.put_full(A, b"object")
+    store.sync()
+    monkeypatch.setattr("sync.store.sync_folder", synced.append)
+    for name in (index_name(A, B), object_name(A), object_name(B)):
+        store.remove(name)
+    store.remove_empty(f"packs/{A}")
+    store.remove_empty("objects")
+    store.sync()
+    assert {tmp_path / "packs", tmp_path / "objects/aa"} <= set(synced)
+    assert [path.name for path in tmp_path.glob("*/*")] == ["aa"]
+    assert store.size(object_name(A)) is None

@@ -5,18 +5,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from common.bundle import Variant
 from common.errors import BadRelease, FetchError
-from sync.agent.client import _joined
-from sync.agent.fetch import BATCH_BYTES, Assembly, Fetched
+from sync.agent.download import Answer
+from sync.agent.fetch import Assembly, Fetched
 from sync.agent.journal import Release
 from sync.agent.local import LocalSlabs, verify_files
 from sync.agent.offers import FIRST_RATE, Link
 from sync.agent.ports import Range
-from sync.codec import kernels
+from sync.agent.ranges import joined
+from sync.agent.wants import BATCH_BYTES
+from sync.codec import encode_full, kernels
 from sync.packs import parse_index
-from sync.slabs import SLAB_BYTES
+from sync.release import FileEntry, Manifest, SlabEntry
+from sync.slabs import SLAB_BYTES, slab_id
 from sync.store import index_name, pack_name
 from tests.sync.fakes import StoreSource, World, trained, weights
 from tests.sync.indexes import entries_of, with_entries
@@ -228,7 +233,7 @@ def test_a_table_set_is_fetched_once_whatever_needs_it(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, source = wide(world), Counting(world.store)
-    monkeypatch.setattr("sync.agent.fetch.BATCH_BYTES", 1000)
+    monkeypatch.setattr("sync.agent.wants.BATCH_BYTES", 1000)
     result = assemble(world, release(world, "2"), tmp_path / "out", *known, source=source)
     assert verify_files(release(world, "2"), tmp_path / "out") is None
     assert len([call for call in source.calls if any(one.length > 1000 for one in call)]) > 1
@@ -243,7 +248,7 @@ def test_payloads_of_one_call_follow_one_another(world: World, tmp_path: Path) -
     known, source = wide(world), Counting(world.store)
     assemble(world, release(world, "2"), tmp_path / "out", *known, source=source)
     _, call = source.calls  # the index came first
-    assert len(_joined(call)) == 2 < len(call)  # a table set, and the payloads of this variant
+    assert len(joined(call)) == 2 < len(call)  # a table set, and the payloads of this variant
 
 
 @needs_kernels
@@ -261,7 +266,7 @@ def test_damaged_table_sets_cost_the_slabs_that_need_them(world: World, tmp_path
 def test_a_fast_link_is_told_from_a_slow_one() -> None:
     link = Link()
     assert link.rate == FIRST_RATE
-    for _ in link.timed(iter([bytes(8 << 20)])):
+    for _ in link.timed(iter([Answer(data=bytes(8 << 20), received=8 << 20)])):
         pass
     assert link.rate > 4 * FIRST_RATE
 
@@ -293,6 +298,31 @@ def test_a_manifest_whose_slabs_do_not_give_the_file_is_a_bad_release(world: Wor
     bad = replace(good, manifest=replace(good.manifest, files=files))
     with pytest.raises(BadRelease, match="do not give the hash"):
         assemble(world, bad, tmp_path / "out")
+
+
+def test_small_slabs_do_not_cost_an_open_or_an_fsync_each(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many, length = 200, 1000
+    data = np.random.default_rng(0).bytes(many * length)
+    slabs = []
+    for at in range(0, len(data), length):
+        one = encode_full(data[at : at + length], 1)
+        world.store.put_full(one.header.slab, one.to_object())
+        pieces = ((at, length),)
+        slabs.append(SlabEntry(id=one.header.slab, key=f"t/w/{at}", width=1, mantissa=0, pieces=pieces))
+    file = FileEntry(path="w", size=len(data), digest=slab_id(data), tensors=(), slabs=tuple(slabs))
+    variant = Variant(name="v", files={"onnxruntime": ()})
+    manifest = Manifest(model="m", version="1", parent=None, files=(file,), shared=("w",), variants=(variant,))
+    opened, synced = list[object](), list[int]()
+    open_ = os.open
+    monkeypatch.setattr("os.open", lambda path, *rest, **more: opened.append(path) or open_(path, *rest, **more))
+    monkeypatch.setattr("os.fsync", synced.append)
+    known = Release(manifest=manifest, variant="v", engine="onnxruntime")
+    assert assemble(world, known, tmp_path / "out").fetched == many
+    assert assemble(world, known, tmp_path / "again", (known, tmp_path / "out")).reused == many
+    assert len(synced) == 2 * 2  # the file and its folder
+    assert len(opened) < 20
 
 
 def test_damage_of_any_kind_is_seen(world: World, tmp_path: Path) -> None:

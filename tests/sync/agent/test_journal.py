@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import SyncError
 from sync.agent.journal import Journal, Release
-from sync.agent.states import Record, State
+from sync.agent.states import Code, Record, State
 from tests.sync.agent.test_states import desired
 from tests.sync.test_release import manifest
 
@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_what_was_entered_is_there_after_reopening(path: Path) -> None:
     journal = Journal(path)
-    journal.enter(Record(model="digits"), State.FETCHING, version="2", digest="d", desired=desired())
+    journal.enter(Record(model="digits"), State.ADMITTED, version="2", digest="d", code=Code.NEW, desired=desired())
     journal.save_floors({"timestamp": 7})
     journal.quarantine("digits", "dd", "full/torch", "1", "too bad")
     journal.count("digits", {"bytes_full": 3})
@@ -27,7 +27,7 @@ def test_what_was_entered_is_there_after_reopening(path: Path) -> None:
     journal.close()
     again = Journal(path)
     assert again.record("digits") == Record(
-        model="digits", state=State.FETCHING, version="2", digest="d", desired=desired()
+        model="digits", state=State.ADMITTED, version="2", digest="d", code=Code.NEW, desired=desired()
     )
     assert again.floors() == {"timestamp": 7}
     assert again.quarantine_reason("digits", "dd", "full/torch") == "too bad"
@@ -49,7 +49,7 @@ def test_a_transaction_is_all_or_nothing(path: Path) -> None:
     def dies_half_way() -> None:
         with journal.transaction():
             journal.count("digits", {"a": 1})
-            journal.enter(Record(model="digits"), State.FETCHING)
+            journal.enter(Record(model="digits"), State.ADMITTED)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

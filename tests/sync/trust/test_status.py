@@ -14,6 +14,7 @@ from sync.service import ServiceConfig, service
 from sync.store import Store
 from sync.trust.keys import ROLES, Keys
 from sync.trust.repository import Lives, Repository
+from sync.trust.rotation import Rotation
 from sync.trust.status import role_status
 from tests.sync.fakes import FakeClock
 
@@ -67,6 +68,29 @@ def test_the_command_exits_with_1_once_a_role_is_due(tmp_path: Path, capsys: pyt
         assert main([*where, "--json"]) == code
         roles = json.loads(capsys.readouterr().out)["roles"]
         assert [one["role"] for one in roles if one["is_due"]] == ["timestamp"] * code
+
+
+def test_a_delegated_role_and_a_threshold_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of it was signed 200 days ago; what is online has been signed again since, and the team's list has not."""
+    store, keys = signed(tmp_path, 200)
+    clock = FakeClock(NOW - timedelta(days=200))
+    repository = Repository(store, keys, clock=clock)
+    Rotation(store, keys, repository).delegate("team", "digits*", add=3, threshold=2)
+    clock.wall = NOW
+    repository.add({"releases/other/1.json": b"{}"}, {})
+    where = ["sync", "keys", "status", "--store", str(store.root), "--keys", str(keys.folder), "--json"]
+    assert main(where) == 1
+    roles = {one["role"]: one for one in json.loads(capsys.readouterr().out)["roles"]}
+    assert list(roles) == [*ROLES, "team"]
+    assert [role for role, one in roles.items() if one["is_due"]] == ["team"]
+    team = roles["team"]
+    assert (team["threshold"], len(team["keyids"]), team["models"], team["can_sign"]) == (2, 3, ["digits*"], True)
+    for name in ("team.pem", "team.3.pem"):
+        (keys.folder / name).unlink()
+    main(where)
+    roles = {one["role"]: one for one in json.loads(capsys.readouterr().out)["roles"]}
+    assert [role for role, one in roles.items() if not one["can_sign"]] == ["team"]
+    assert main(where[:-3]) == 1  # without keys at hand
 
 
 def test_a_store_without_metadata_is_an_error_that_says_so(tmp_path: Path) -> None:

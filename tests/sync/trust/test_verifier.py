@@ -1,9 +1,9 @@
-"""The verifier against a repository, through a transport that lies. Also the tests of `sync/trust/repository.py`."""
+"""The verifier against a repository, through a transport that lies; the attacks by name are in `test_attacks.py`. Also
+the tests of `sync/trust/repository.py`."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from common.errors import AttackRefused, BadRelease, FetchError, MetadataExpired, TrustError
+from common.errors import BadRelease, FetchError, MetadataExpired, TrustError
 from sync.manifests import pack
 from sync.release import Manifest
 from sync.store import TIMESTAMP, Store
@@ -23,13 +23,6 @@ from tests.sync.fakes import FakeClock, StoreSource, World, weights
 
 def verifier(world: World, name: str = "tuf") -> Verifier:
     return Verifier(world.folder / name, world.root.read_bytes(), world.source.read, world.clock)
-
-
-def saved(world: World) -> Path:
-    """A copy of the metadata as it is now, for an attacker to serve later."""
-    copy = world.folder / "saved"
-    shutil.copytree(world.store.root / "metadata", copy)
-    return copy
 
 
 def test_what_was_signed_is_believed(world: World) -> None:
@@ -57,41 +50,6 @@ def test_changed_metadata_is_refused(world: World, name: str) -> None:
     world.publish(weights())
     world.source.tamper = lambda which, data: data.replace(b'"version":', b'"version":1') if name in which else data
     with pytest.raises(TrustError):
-        verifier(world).refresh()
-
-
-def test_metadata_signed_by_a_stranger_is_refused_as_arbitrary_software(world: World, tmp_path: Path) -> None:
-    world.publish(weights())
-    stranger = World(tmp_path / "stranger")
-    stranger.publish(weights(7))
-    world.source.store = stranger.store
-    with pytest.raises(AttackRefused, match="arbitrary software"):
-        verifier(world).refresh()
-
-
-def test_an_old_timestamp_is_refused_as_rollback(world: World) -> None:
-    world.publish(weights(0))
-    old = saved(world)
-    world.publish(weights(1))
-    one = verifier(world)
-    one.refresh()
-    shutil.copy(old / "timestamp.json", world.store.root / TIMESTAMP)
-    with pytest.raises(AttackRefused, match="rollback"):
-        one.refresh()
-
-
-def test_a_snapshot_of_another_time_is_refused_as_mix_and_match(world: World) -> None:
-    world.publish(weights(0))
-    world.publish(weights(1))
-    old = (world.store.root / "metadata/3.snapshot.json").read_bytes()
-    world.source.tamper = lambda name, data: old if name.endswith(".snapshot.json") else data
-    with pytest.raises(AttackRefused, match="mix-and-match"):
-        verifier(world).refresh()
-
-
-def test_endless_metadata_is_cut_off(world: World) -> None:
-    world.source.tamper = lambda name, data: data + bytes(1 << 20) if name == TIMESTAMP else data
-    with pytest.raises(AttackRefused, match="endless data"):
         verifier(world).refresh()
 
 
@@ -209,18 +167,6 @@ def test_a_store_without_packed_manifests_serves_the_signed_ones(world: World) -
     assert manifest_at(verifier(world)).version == "1"
 
 
-def test_the_online_key_cannot_sign_a_release(world: World) -> None:
-    """A hostile controller holds the `desired` key: it can point at signed releases only, whatever it lists itself."""
-    world.publish(weights())
-    repository = Repository(world.store, world.keys)
-    repository.add({}, {"releases/digits/2.json": b"{}", "desired/digits.json": hostile_desired()})
-    view = verifier(world).refresh()
-    desired = view.desired("digits")
-    assert desired is not None
-    with pytest.raises(AttackRefused, match="arbitrary software"):
-        view.manifest(desired)
-
-
 def hostile_desired() -> bytes:
     fields = {"model": "digits", "epoch": 2, "version": "2", "digest": "aa" * 32, "manifest_hash": "bb" * 32}
     return json.dumps({**fields, "manifest": "releases/digits/2.json", "format": 1}).encode()
@@ -253,7 +199,13 @@ def test_online_roles_are_signed_again_after_a_third_of_their_life(world: World)
     assert not repository.renew()
     world.clock.advance(days=31)
     assert repository.renew()
-    assert verifier(world).refresh().versions() == {"timestamp": 4, "snapshot": 4, "targets": 1, "desired": 2}
+    assert verifier(world).refresh().versions() == {
+        "root": 1,
+        "timestamp": 4,
+        "snapshot": 4,
+        "targets": 1,
+        "desired": 2,
+    }
 
 
 def test_a_service_without_the_targets_key_can_still_renew(world: World) -> None:
