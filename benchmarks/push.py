@@ -26,10 +26,11 @@ from hardware.demo.digits import Stage
 from hardware.install import EngineOptions
 from sync.agent.running import SyncOptions
 from sync.broker import broker
+from sync.disk import write_atomic
 from sync.events import SlabsFetched
 from sync.publisher import Publisher
 from sync.service import ServiceConfig, service
-from sync.store import Store, write_atomic
+from sync.store import Store
 from sync.trust.keys import Keys
 from sync.trust.repository import Repository as Trust
 

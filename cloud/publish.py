@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hardware.build.spec import ModelSpec
     from sync.publisher import Published, Publisher
     from sync.release import Manifest
-    from sync.stores import AnyStore
+    from sync.store.stores import AnyStore
 
 DEFAULT_INTERVAL_S = 900.0
 MAX_INTERVAL_S = 7 * 86_400.0
@@ -103,7 +103,7 @@ class Release:
     def of(cls, args: argparse.Namespace) -> Release:
         from common.errors import ConfigError
         from sync.publisher import DELTA_BASES, MAX_BASES, Publisher
-        from sync.stores import open_store
+        from sync.store.stores import open_store
         from sync.trust.keys import Keys
 
         store = open_store(args.store)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from cloud.publish import MAX_INTERVAL_S, Release, every, spec_with
 
 if TYPE_CHECKING:
-    from sync.watch import Checkpoint, Look
-    from sync.watch_places import Place
+    from sync.watch.places import Place
+    from sync.watch.watch import Checkpoint, Look
 
 _WATCHED: Final = ".watched"
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -49,7 +49,7 @@ def add_watch(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from common.errors import ConfigError
-    from sync.watch_places import place_of
+    from sync.watch.places import place_of
 
     interval_s, look_s = _seconds("--every", args.every), _seconds("--look", args.look)
     place, home = place_of(args.source), (args.bundles or args.spec.parent / "bundles").resolve()
@@ -88,7 +88,7 @@ class Watching:
     def once(self) -> None:
         """Raises what building and publishing raise; the checkpoint is tried again after the interval, unless it is
         itself at fault."""
-        from sync.watch import finished
+        from sync.watch.watch import finished
 
         before, self._before = self._before, self._place.look()
         if self._now() < self._due:
@@ -104,7 +104,7 @@ class Watching:
     def _take(self, checkpoint: Checkpoint) -> str | None:
         """What its content hashes to; None where it is not whole, which is said once."""
         from common.errors import CheckpointRefused
-        from sync.watch_take import take
+        from sync.watch.take import take
 
         if checkpoint in self._refused:
             return None
@@ -117,7 +117,7 @@ class Watching:
 
     def _publish(self, checkpoint: Checkpoint, digest: str) -> None:
         from common.errors import BuildError
-        from sync.store import write_atomic
+        from sync.disk import write_atomic
 
         try:
             if digest != self._digest:

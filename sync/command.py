@@ -21,9 +21,9 @@ from sync.agent_command import add_agent, add_why
 from sync.diff.command import add_diff, add_inspect
 from sync.fleet_command import add_fleet
 from sync.pki.command import add_broker_tls, add_ca, add_enrol, add_serve_tls
-from sync.store_command import add_store
 from sync.transfer.command import add_transfer
 from sync.trust.command import add_keys
+from sync.upkeep.command import add_store
 
 if TYPE_CHECKING:
     from sync.service import ServiceConfig
@@ -133,7 +133,7 @@ def _service_config(args: argparse.Namespace) -> ServiceConfig:
 
 
 def _ready(endpoint_file: Path | None, name: str, kind: str, address: str, enrol: str | None = None) -> None:
-    from sync.store import write_atomic
+    from sync.disk import write_atomic
 
     where = {kind: address} | ({} if enrol is None else {"enrol": enrol})
     for one, at in where.items():

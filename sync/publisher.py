@@ -40,7 +40,7 @@ from sync.release import (
 )
 from sync.release_packs import ReleasePacks, Source
 from sync.slabs import Cut, file_digest, read_pieces, slab_id
-from sync.stores import AnyStore
+from sync.store.stores import AnyStore
 from sync.trust.keys import Keys
 from sync.trust.repository import Lives, Repository, stored_name
 

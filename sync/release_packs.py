@@ -23,7 +23,7 @@ from sync.deltas import Change, write_pack
 from sync.packs import Index, is_sound, parse_index
 from sync.release import FileEntry, Manifest, SlabEntry
 from sync.slabs import Cut, cut, read_pieces, slab_id
-from sync.stores import AnyStore
+from sync.store.stores import AnyStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from sync.pki.enrolment import enrolment, renewed
 from sync.pki.identity import Identity
 from sync.proto import sync_pb2, sync_pb2_grpc
 from sync.store import TIMESTAMP
-from sync.stores import AnyStore, open_store
+from sync.store.stores import AnyStore, open_store
 from sync.trust.keys import Keys
 from sync.trust.repository import Lives, Repository
 from sync.trust.status import RoleStatus, role_status

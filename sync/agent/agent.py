@@ -30,9 +30,9 @@ from sync.agent.states import Record, State
 from sync.agent.steps import StepOptions, Steps
 from sync.agent.watch import LOOK_S, Watch
 from sync.agent.window import Window
+from sync.disk import folder_lock
 from sync.events import Event, Hook, PollDone, SyncFailed, ignore
 from sync.hints import Hint
-from sync.store import folder_lock
 from sync.trust.rules import raise_floors
 from sync.trust.time import raise_time
 from sync.trust.verifier import Verifier, View

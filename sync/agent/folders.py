@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from sync.store import sync_folder
+from sync.disk import sync_folder
 
 
 def make_folder(folder: Path) -> None:

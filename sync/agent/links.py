@@ -14,7 +14,7 @@ from pathlib import Path
 from common.bundle import Bundle, Variant
 from common.serving.vitals import Vitals
 from sync.agent.ports import GateVerdict, Staged
-from sync.store import sync_folder
+from sync.disk import sync_folder
 
 
 class LinkInstaller:

@@ -1,4 +1,4 @@
-"""A `Source` that reads a store in an S3 bucket without a service between. Credentials: `sync/bucket.py`."""
+"""A `Source` that reads a store in an S3 bucket without a service between. Credentials: `sync/store/bucket.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.errors import BucketError, FetchError
 from sync.agent.paced import Pace
 from sync.agent.ports import Part, Range, never
 from sync.agent.ranges import joined, whole
-from sync.bucket import Bucket
+from sync.store.bucket import Bucket
 
 _MOST_OFFSET: Final = 1 << 62
 

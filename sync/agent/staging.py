@@ -15,9 +15,9 @@ from typing import Final
 from common.errors import BadRelease, FetchCancelled, FetchError
 from sync.agent.files import OpenFiles
 from sync.agent.local import file_hash
+from sync.disk import sync_folder
 from sync.release import FileEntry, Manifest, SlabEntry
 from sync.slabs import read_pieces, slab_id, write_pieces
-from sync.store import sync_folder
 
 PARTIALS: Final = ".fetch"  # folder in it that is not part of the release
 

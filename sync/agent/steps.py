@@ -35,9 +35,9 @@ from sync.agent.reasons import code_of
 from sync.agent.space import reserve
 from sync.agent.states import Code, Record, State, Step, decide
 from sync.agent.window import Window
+from sync.disk import sync_folder
 from sync.events import Hook, Installed, SlabsFetched, SyncFailed
 from sync.release import Desired, Manifest
-from sync.store import sync_folder
 from sync.trust.rules import check_epoch
 
 MAX_ATTEMPTS: Final = 3  # builds begun per target, those that took the process down included

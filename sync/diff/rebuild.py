@@ -15,11 +15,12 @@ from pathlib import Path
 from common.errors import BadRelease, CorruptPack, CorruptSlab
 from sync import codec
 from sync.diff.file_release import MODEL, FileRelease
+from sync.disk import sync_folder
 from sync.manifests import unpack
 from sync.packs import Entry, Index, parse_index
 from sync.release import FileEntry, Manifest, SlabEntry, parse_manifest, to_bytes
 from sync.slabs import file_digest, write_pieces
-from sync.store import Store, pack_name, sync_folder
+from sync.store import Store, pack_name
 
 
 def rebuild(base: FileRelease, manifest: bytes, fetched: Store, out: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 
 from common.clock import Clock, SystemClock
 from common.errors import ConfigError, IdentityRefused
+from sync.disk import folder_lock, write_atomic
 from sync.pki.certificates import (
     OWN_PREFIX,
     SKEW,
@@ -31,7 +32,6 @@ from sync.pki.certificates import (
 from sync.pki.denied import DenyList
 from sync.pki.files import private_folder, read_private, write_private
 from sync.pki.ledger import Entries, Grant, Ledger
-from sync.store import folder_lock, write_atomic
 
 logger = logging.getLogger(__name__)
 ROOT_LIFE: Final = timedelta(days=3650)

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from common.errors import ConfigError
-from sync.store import sync_folder
+from sync.disk import sync_folder
 
 
 def write_private(path: Path, data: bytes) -> None:

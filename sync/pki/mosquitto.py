@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from sync.disk import write_atomic
 from sync.pki.authority import SERVICE, Authority, names_of
 from sync.pki.files import write_private
 from sync.pki.topics import HINTS, NODES
-from sync.store import write_atomic
 
 _NAME: Final = "outrider-mosquitto"
 _ACL: Final = f"""\

@@ -20,7 +20,8 @@ from typing import IO, Any, Final, Self
 
 from common.config import from_json, to_json
 from common.errors import ConfigError, FetchError, TransferRefused
-from sync.store import StoredFile, is_within, sync_folder
+from sync.disk import sync_folder
+from sync.store import StoredFile, is_within
 
 FORMAT: Final = 1
 _LABEL: Final = "transfer.json"

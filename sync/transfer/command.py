@@ -28,7 +28,7 @@ def add_transfer(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _export(args: argparse.Namespace) -> int:
     from common.clock import SystemClock
     from common.errors import ConfigError
-    from sync.stores import open_store
+    from sync.store.stores import open_store
     from sync.transfer.export import export
 
     if not args.out.parent.is_dir():
@@ -46,7 +46,7 @@ def _export(args: argparse.Namespace) -> int:
 def _import(args: argparse.Namespace) -> int:
     from common.clock import SystemClock
     from common.errors import ConfigError
-    from sync.stores import open_store
+    from sync.store.stores import open_store
     from sync.transfer.take_in import take_in
 
     for flag, path in (("FILE", args.file), ("--root", args.root)):

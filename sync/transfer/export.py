@@ -13,14 +13,14 @@ from pathlib import Path
 from common.clock import Clock
 from common.errors import ConfigError, FetchError, TrustError
 from sync import codec
-from sync.catalog import Catalog
 from sync.packs import Index
 from sync.release import Manifest
 from sync.release_packs import ReleasePacks
 from sync.store import index_name, object_name, pack_name
-from sync.stores import AnyStore
+from sync.store.stores import AnyStore
 from sync.transfer.carried import write
 from sync.transfer.verified import FIRST_ROOT, sound_chain, verified
+from sync.upkeep.catalog import Catalog
 
 Entry = tuple[str, int, Callable[[], Iterator[bytes]]]
 

@@ -8,13 +8,13 @@ from typing import IO, Final
 
 from common.errors import BadRelease, CorruptPack, CorruptSlab
 from sync import codec
-from sync.catalog import Catalog
 from sync.codec import CTX, TableSet, max_object_bytes, parse_tables, payload_hash
 from sync.packs import Entry, Index, TableRange, max_index_bytes, parse_index
 from sync.release import Manifest, SlabEntry
 from sync.store import index_name, object_name, pack_name
-from sync.stores import AnyStore
+from sync.store.stores import AnyStore
 from sync.transfer.carried import Carried
+from sync.upkeep.catalog import Catalog
 
 _PACK: Final = re.compile(r"packs/([0-9a-f]{64})/([0-9a-f]{64})\.(?:pack|index)")
 

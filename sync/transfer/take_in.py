@@ -16,16 +16,16 @@ from blake3 import blake3
 
 from common.clock import Clock
 from common.errors import AttackRefused, BadRelease, CorruptPack, CorruptSlab, FetchError, TrustError
-from sync.catalog import Catalog
 from sync.manifests import pack, packed_name
 from sync.release import Desired, desired_path
 from sync.store import TIMESTAMP
-from sync.stores import AnyStore
+from sync.store.stores import AnyStore
 from sync.transfer.carried import Carried
 from sync.transfer.slabs import Slabs
 from sync.transfer.verified import FIRST_ROOT, sound_chain, verified
 from sync.trust.chain import Chain
 from sync.trust.rules import check_epoch, raise_floors
+from sync.upkeep.catalog import Catalog
 
 _REFUSALS = (TrustError, FetchError, BadRelease, CorruptSlab, CorruptPack)
 

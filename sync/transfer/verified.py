@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.clock import Clock
 from common.errors import TrustError
-from sync.stores import Readable
+from sync.store.stores import Readable
 from sync.trust.chain import Chain, read_chain
 from sync.trust.verifier import Read, Verifier, View
 

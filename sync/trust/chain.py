@@ -26,7 +26,7 @@ from tuf.api.metadata import (
 )
 
 from sync.store import TIMESTAMP
-from sync.stores import Readable
+from sync.store.stores import Readable
 from sync.trust.repository import stored_name
 
 _NAME: Final = re.compile(r"metadata/([1-9][0-9]*)\.([^/]+)\.json")

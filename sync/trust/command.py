@@ -79,8 +79,9 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
 
 def _init(args: argparse.Namespace) -> int:
     from common.errors import ConfigError
-    from sync.store import TIMESTAMP, write_atomic
-    from sync.stores import folder_of, open_store
+    from sync.disk import write_atomic
+    from sync.store import TIMESTAMP
+    from sync.store.stores import folder_of, open_store
     from sync.trust.keys import Keys
     from sync.trust.repository import Repository
 
@@ -108,7 +109,7 @@ def _init(args: argparse.Namespace) -> int:
 
 def _status(args: argparse.Namespace) -> int:
     from common.clock import SystemClock
-    from sync.stores import open_store
+    from sync.store.stores import open_store
     from sync.trust.keys import Keys
     from sync.trust.repository import Lives, Repository
     from sync.trust.status import role_status
@@ -152,7 +153,7 @@ def _delegate(args: argparse.Namespace) -> int:
 def _changed(args: argparse.Namespace, change: Callable[[Rotation], Sequence[Plan]]) -> int:
     """Under the store's lock; then says what became of it."""
     from common.errors import ConfigError
-    from sync.stores import folder_of, open_store
+    from sync.store.stores import folder_of, open_store
     from sync.trust.keys import Keys
     from sync.trust.repository import Repository
     from sync.trust.rotation import Rotation

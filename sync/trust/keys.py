@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from securesystemslib.signer import CryptoSigner, Signer, SSlibKey
 
 from common.errors import KeyMissing
-from sync.store import sync_folder
+from sync.disk import sync_folder
 from sync.trust.external import COMMAND, PUBLIC, CommandSigner
 
 DESIRED: Final = "desired"

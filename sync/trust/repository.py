@@ -29,7 +29,7 @@ from tuf.api.metadata import (
 from common.clock import Clock, SystemClock
 from common.errors import TrustError
 from sync.store import TIMESTAMP
-from sync.stores import AnyStore
+from sync.store.stores import AnyStore
 from sync.trust.keys import DESIRED, Keys
 from sync.trust.signing import TOP, Signers, delegated, role_of, sign, signers_of
 from sync.trust.time import read_signed_at, write_signed_at

@@ -15,8 +15,8 @@ from tuf.api.metadata import DelegatedRole
 
 from common.config import from_json, to_json
 from common.errors import ConfigError, KeyMissing, TrustError
-from sync.store import sync_folder, write_atomic
-from sync.stores import AnyStore
+from sync.disk import sync_folder, write_atomic
+from sync.store.stores import AnyStore
 from sync.trust.change import Change, Plan, release_paths, signers_now
 from sync.trust.keys import DESIRED, KeyFile, Keys, read_public
 from sync.trust.repository import Repository

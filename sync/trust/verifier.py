@@ -21,9 +21,10 @@ from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from common.clock import Clock
 from common.errors import AttackRefused, FetchError, MetadataExpired, SyncError, TrustError
+from sync.disk import write_atomic
 from sync.manifests import packed_name, unpack
 from sync.release import Desired, Manifest, desired_path, manifest_path, parse_manifest, read_desired, read_manifest
-from sync.store import TIMESTAMP, write_atomic
+from sync.store import TIMESTAMP
 from sync.trust.keys import DESIRED
 from sync.trust.repository import stored_name
 from sync.trust.signing import TOP

@@ -18,7 +18,7 @@ from cloud.watch import Watching
 from common.cli import main, parser
 from common.errors import BuildError, StoreBusy
 from common.tensorfile import read_tensors, write_tensors
-from sync.watch_places import place_of
+from sync.watch.places import place_of
 
 
 @dataclass

@@ -12,10 +12,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from common.errors import CheckpointRefused, ConfigError
-from sync.bucket import Bucket
-from sync.watch import Checkpoint, Look, Seen, finished
-from sync.watch_places import BucketPlace, FolderPlace, Place, place_of
-from sync.watch_take import take
+from sync.store.bucket import Bucket
+from sync.watch.places import BucketPlace, FolderPlace, Place, place_of
+from sync.watch.take import take
+from sync.watch.watch import Checkpoint, Look, Seen, finished
 from tests.sync.buckets import new_bucket, s3_server
 
 PATTERN = "*.safetensors"

@@ -13,13 +13,13 @@ import pytest
 
 from common.errors import ConfigError, MetadataExpired, StoreBusy, TransferRefused
 from sync.agent import Agent
-from sync.collect import collect
 from sync.events import SlabsFetched
 from sync.service import ServiceConfig
 from sync.store import TIMESTAMP, Store
 from sync.transfer.export import export
 from sync.transfer.take_in import TakenIn, take_in
 from sync.trust.repository import Repository
+from sync.upkeep.collect import collect
 from tests.sync.fakes import FakeClock, FakeInstaller, World, running, trained, weights
 
 

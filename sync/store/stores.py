@@ -54,7 +54,7 @@ class AnyStore(Protocol):
 def open_store(address: str | Path) -> AnyStore:
     """Nothing is asked of it yet. Raises `ConfigError` for an address of a bucket that is none, or without obstore."""
     if str(address).startswith(_BUCKET):
-        from sync.object_store import ObjectStore
+        from sync.store.object_store import ObjectStore
 
         return ObjectStore(str(address))
     return Store(Path(address))

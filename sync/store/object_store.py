@@ -1,4 +1,4 @@
-"""A store in an S3 bucket: the same names as in a folder (`sync/store.py`), so nodes and web servers find the same.
+"""A store in an S3 bucket: the same names as in a folder (`sync/store/`), so nodes and web servers find the same.
 
 Objects are created if absent, packs go up in parts, and timestamp.json comes last, under the condition that it still is
 the one that was there when the writer's lock was taken: of two writers that both believe in their lock one is refused,
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from common.errors import LeaseLost
-from sync.bucket import Bucket
-from sync.lease import Lease, held
 from sync.store import TIMESTAMP, StoredFile, index_name, is_within, object_name, pack_name
+from sync.store.bucket import Bucket
+from sync.store.lease import Lease, held
 
 TIMEOUT_S: Final = 20.0  # of a request: well below what others wait before they take the lock
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from common.errors import BadRelease, IncompatibleRelease, TrustError
 from sync.release import Desired, Manifest, parse_manifest, read_desired
-from sync.stores import AnyStore
+from sync.store.stores import AnyStore
 from sync.trust.chain import Chain, Listed
 
 _RELEASES, _DESIRED, _JSON = "releases/", "desired/", ".json"

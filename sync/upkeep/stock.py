@@ -12,11 +12,11 @@ from blake3 import blake3
 
 from common.errors import BadRelease, CorruptPack, CorruptSlab
 from sync import codec
-from sync.catalog import Catalog, ListedRelease
 from sync.packs import Index, parse_index
 from sync.release import Manifest, SlabEntry
-from sync.stores import AnyStore
+from sync.store.stores import AnyStore
 from sync.trust.chain import read_chain
+from sync.upkeep.catalog import Catalog, ListedRelease
 
 _PARSED: Final = 4  # manifests in memory
 

@@ -19,14 +19,14 @@ from sync.agent.client import GrpcSource
 from sync.agent.ports import Part, Range
 from sync.agent.probation import ProbationLimits
 from sync.agent.s3_source import S3Source
-from sync.bucket import Bucket
 from sync.events import SlabsFetched
-from sync.lease import LEASE_S, TAKEOVER_S, held, renew
-from sync.object_store import ObjectStore
 from sync.publisher import Published, Publisher
 from sync.service import ServiceConfig
 from sync.store import TIMESTAMP, Store, index_name, object_name, pack_name
-from sync.stores import open_store
+from sync.store.bucket import Bucket
+from sync.store.lease import LEASE_S, TAKEOVER_S, held, renew
+from sync.store.object_store import ObjectStore
+from sync.store.stores import open_store
 from sync.trust.keys import Keys
 from sync.trust.repository import Repository
 from tests.sync.buckets import new_bucket, s3_server
@@ -123,7 +123,7 @@ def test_the_same_content_is_published_once_and_damage_is_mended_by_force(fleet:
 def test_a_publisher_that_dies_anywhere_leaves_the_old_state_and_the_next_one_goes_on(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sync.lease.SKEW_S", -1000.0)  # a dead writer's lock is free at once
+    monkeypatch.setattr("sync.store.lease.SKEW_S", -1000.0)  # a dead writer's lock is free at once
     fleet.publish(small())
     before = fleet.store.read(TIMESTAMP)
     for name in ("objects/", ".pack", TIMESTAMP):
@@ -209,7 +209,7 @@ def test_a_second_publisher_is_refused_and_told_who_writes(fleet: Fleet) -> None
 def test_a_dead_writers_lock_is_taken_over_only_after_it_has_been_watched_long_enough(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sync.lease._LOOK_S", 0.01)
+    monkeypatch.setattr("sync.store.lease._LOOK_S", 0.01)
     bucket, clock = Bucket(address, timeout_s=5), Ticking(step=TAKEOVER_S / 4)
     dead = contextlib.ExitStack()
     dead.enter_context(held(bucket, 0.0)).is_lost = True
@@ -321,7 +321,7 @@ def test_a_service_outlives_a_bucket_that_cannot_be_read(
         answer("403 Forbidden", b"", "Connection: close")(head, connection)
         raise OSError
 
-    monkeypatch.setattr("sync.object_store.ObjectStore.look_s", 0.01)
+    monkeypatch.setattr("sync.store.object_store.ObjectStore.look_s", 0.01)
     with scripted(refusing) as site:
         monkeypatch.setenv("AWS_ENDPOINT_URL", site.url)
         with running(ServiceConfig(store=fleet.address)) as address:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from sync.store_command import add_store, parse_bytes
+from sync.upkeep.command import add_store, parse_bytes
 from tests.sync.fakes import World, trained, weights
 
 

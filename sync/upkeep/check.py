@@ -16,13 +16,13 @@ from typing import Final, Literal
 from common.errors import BadRelease, CorruptPack, CorruptSlab, IncompatibleRelease
 from sync import codec
 from sync.manifests import unpack
-from sync.pack_check import pack_problem
 from sync.packs import Index, IndexFile, parse_index, read_index
 from sync.release import parse_manifest, read_desired
-from sync.stock import Stock, decoded
 from sync.store import index_name, object_name, pack_name
-from sync.stores import AnyStore
+from sync.store.stores import AnyStore
 from sync.trust.chain import is_missing, superseded
+from sync.upkeep.pack_check import pack_problem
+from sync.upkeep.stock import Stock, decoded
 
 State = Literal["good", "damaged", "missing", "expired", "unneeded", "unchecked"]
 WRONG: Final = ("damaged", "missing", "expired")

@@ -19,13 +19,13 @@ from tuf.api.metadata import Metadata, MetaFile, Snapshot, Targets, Timestamp
 
 from common.errors import OutriderError
 from sync.codec import CTX
-from sync.collect import collect
 from sync.manifests import packed_name, unpack
 from sync.packs import parse_index
 from sync.publisher import Publisher
 from sync.store import Store, index_name, object_name
-from sync.store_repair import Report, verify
 from sync.trust.repository import Repository
+from sync.upkeep.collect import collect
+from sync.upkeep.repair import Report, verify
 from tests.sync.fakes import FakeInstaller, StoreSource, World, make_bundle, trained, weights
 
 ONE = weights(rows=16)

@@ -18,10 +18,10 @@ from sync import codec
 from sync.manifests import pack
 from sync.packs import Entry, Index
 from sync.release_packs import ReleasePacks
-from sync.stock import Stock
 from sync.store import object_name, pack_name
-from sync.store_check import Finding, StoreCheck, kind_of, pack_ends, side_parts
-from sync.stores import AnyStore
+from sync.store.stores import AnyStore
+from sync.upkeep.check import Finding, StoreCheck, kind_of, pack_ends, side_parts
+from sync.upkeep.stock import Stock
 
 _ORDER: Final = ("metadata", "target", "manifest", "side", "object", "index", "pack")
 

@@ -15,14 +15,14 @@ from blake3 import blake3
 from common.errors import BadRelease, FetchError, TrustError
 from sync.agent.client import GrpcSource
 from sync.agent.ports import Range
-from sync.collect import Collected, collect
 from sync.publisher import Publisher
 from sync.release import Desired, desired_path, manifest_path, to_bytes
 from sync.service import ServiceConfig
 from sync.store import Store
-from sync.store_repair import verify
 from sync.trust.repository import Repository
 from sync.trust.verifier import Verifier
+from sync.upkeep.collect import Collected, collect
+from sync.upkeep.repair import verify
 from tests.sync.fakes import FakeClock, FakeInstaller, Killed, World, running, trained, weights
 
 

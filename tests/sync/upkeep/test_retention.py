@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sync.retention import MIN_KEPT, Candidate, Pack, plan
+from sync.upkeep.retention import MIN_KEPT, Candidate, Pack, plan
 
 
 def release(rank: int, *slabs: str, model: str = "m", own: int = 10) -> Candidate:

@@ -9,10 +9,10 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from sync.collect import Collected
-    from sync.store_check import Finding
-    from sync.store_repair import Report
-    from sync.stores import AnyStore
+    from sync.store.stores import AnyStore
+    from sync.upkeep.check import Finding
+    from sync.upkeep.collect import Collected
+    from sync.upkeep.repair import Report
 
 _UNITS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _BYTES: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([KMGT]?)(i?)B?", re.IGNORECASE)
@@ -35,8 +35,8 @@ def add_store(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _gc(args: argparse.Namespace) -> int:
     from common.errors import ConfigError
-    from sync.collect import KEEP, collect
-    from sync.retention import MIN_KEPT
+    from sync.upkeep.collect import KEEP, collect
+    from sync.upkeep.retention import MIN_KEPT
 
     store = _signed_store(args.store, "sync gc")
     keep = KEEP if args.keep is None else args.keep
@@ -58,7 +58,7 @@ def _gc(args: argparse.Namespace) -> int:
 def _signed_store(address: str, where: str) -> AnyStore:
     """A wrong path is no store: nothing is made there."""
     from common.errors import ConfigError
-    from sync.stores import open_store
+    from sync.store.stores import open_store
 
     store = open_store(address)
     if next(store.files("metadata"), None) is None:
@@ -87,7 +87,7 @@ def _print_collected(done: Collected) -> None:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from sync.store_repair import verify
+    from sync.upkeep.repair import verify
 
     report = verify(_signed_store(args.store, "sync verify"), repair=args.repair)
     if args.json:

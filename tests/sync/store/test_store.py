@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import StoreBusy
-from sync.store import Store, index_name, object_name, pack_name, write_atomic
+from sync.disk import write_atomic
+from sync.store import Store, index_name, object_name, pack_name
 
 A, B = "aa" * 32, "bb" * 32
 
@@ -116,7 +117,7 @@ def test_what_was_removed_stays_removed_after_sync(tmp_path: Path, monkeypatch: 
     store.put_index(A, B, b"index")
     store.put_full(A, b"object")
     store.sync()
-    monkeypatch.setattr("sync.store.sync_folder", synced.append)
+    monkeypatch.setattr("sync.store.folder.sync_folder", synced.append)
     for name in (index_name(A, B), object_name(A), object_name(B)):
         store.remove(name)
     store.remove_empty(f"packs/{A}")

@@ -17,8 +17,8 @@ from typing import Any, Final
 from common.errors import CheckpointRefused
 from sync.containers import external_files, read_layout
 from sync.slabs import file_digest
-from sync.watch import Checkpoint, Look
-from sync.watch_places import Place
+from sync.watch.places import Place
+from sync.watch.watch import Checkpoint, Look
 
 _CONTAINERS: Final = {".safetensors": "safetensors", ".onnx": "onnx"}
 _LENGTH: Final = struct.Struct("<Q")

@@ -3,7 +3,7 @@
 The owner renews it in a thread of its own and stops writing by itself once it has not managed to for `LEASE_S`. Others
 take over when they have watched the object unchanged for `TAKEOVER_S` on their own monotonic clock (or, where clocks
 agree at least to `SKEW_S`, when its expiry is that long past): longer than a lease and a request that is still under
-way. What decides in the end is the condition on timestamp.json (`sync/object_store.py`).
+way. What decides in the end is the condition on timestamp.json (`sync/store/object_store.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from common.errors import BucketError, LeaseLost, StoreBusy
-from sync.bucket import Bucket, Stored
+from sync.store.bucket import Bucket, Stored
 
 logger = logging.getLogger(__name__)
 

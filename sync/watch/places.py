@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from common.errors import CheckpointRefused, ConfigError
-from sync.watch import MAX_TEXT_BYTES, Look, Seen
+from sync.watch.watch import MAX_TEXT_BYTES, Look, Seen
 
 _CHUNK: Final = 8 << 20
 _TIMEOUT_S: Final = 60.0
@@ -76,7 +76,7 @@ class BucketPlace:
     """Objects in a bucket are there whole or not at all; of a checkpoint in several the rest may be missing."""
 
     def __init__(self, address: str) -> None:
-        from sync.bucket import Bucket
+        from sync.store.bucket import Bucket
 
         self._bucket = Bucket(address, timeout_s=_TIMEOUT_S)
 

@@ -12,19 +12,15 @@ the same folder. Temporary files that a crash left behind have names that nobody
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import secrets
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from common.errors import StoreBusy
+from sync.disk import TEMPORARY, folder_lock, read_file, replacing, sync_folder, write_file
 
 TIMESTAMP: Final = "metadata/timestamp.json"
-_TEMPORARY: Final = ".tmp-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +34,7 @@ class StoredFile:
     @property
     def is_temporary(self) -> bool:
         """Being written, or left behind by a crash."""
-        return self.name.rpartition("/")[2].startswith(_TEMPORARY)
+        return self.name.rpartition("/")[2].startswith(TEMPORARY)
 
 
 class Store:
@@ -64,7 +60,7 @@ class Store:
         self._object(slab).unlink(missing_ok=True)
 
     def full(self, slab: str) -> bytes | None:
-        return _read(self._object(slab))
+        return read_file(self._object(slab))
 
     def full_bytes(self, slab: str) -> int | None:
         try:
@@ -78,7 +74,7 @@ class Store:
     def new_pack(self, target: str, base: str) -> Iterator[BinaryIO]:
         """A file to write a pack to, which appears when the block ends. Nobody looks at it before it has an index."""
         path = self.root / pack_name(target, base)
-        with _replacing(path) as file:
+        with replacing(path) as file:
             yield file
         self._note(path)
 
@@ -97,7 +93,7 @@ class Store:
         self.replace(index_name(target, base), data)
 
     def index(self, target: str, base: str) -> bytes | None:
-        return _read(self.root / index_name(target, base))
+        return read_file(self.root / index_name(target, base))
 
     def drop_pack(self, target: str, base: str) -> None:
         """The index first: a pack without one is not looked at."""
@@ -149,12 +145,12 @@ class Store:
     def read(self, name: str) -> bytes | None:
         """A file under ``metadata/`` or ``targets/``; None when there is none, or the name leads elsewhere."""
         path = self._path(name, ("metadata", "targets"))
-        return None if path is None else _read(path)
+        return None if path is None else read_file(path)
 
     def replace(self, name: str, data: bytes) -> None:
         """Writes a signed file durably, over an older one of that name."""
         path = self.root / name
-        _write(path, data)
+        write_file(path, data)
         self._note(path)
 
     def sync(self) -> None:
@@ -174,7 +170,7 @@ class Store:
     def _create(self, path: Path, data: bytes) -> bool:
         if path.exists():
             return False
-        _write(path, data)
+        write_file(path, data)
         self._note(path)
         return True
 
@@ -207,63 +203,6 @@ def index_name(target: str, base: str) -> str:
     return f"packs/{target}/{base}.index"
 
 
-@contextlib.contextmanager
-def folder_lock(path: Path, wait_s: float) -> Iterator[None]:
-    """Holds an advisory lock on a file; it goes with the process. Raises `StoreBusy` after `wait_s`."""
-    end = time.monotonic() + wait_s
-    with path.open("a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as exc:
-                if time.monotonic() >= end:
-                    raise StoreBusy(str(path), wait_s) from exc
-                time.sleep(0.02)
-        yield
-
-
-def sync_folder(folder: Path) -> None:
-    """fsync of a folder: makes renames in it durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    except OSError as exc:  # it does not say which folder it was
-        raise OSError(exc.errno, exc.strerror, str(folder)) from exc
-    finally:
-        os.close(fd)
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Whole and durable, or not there."""
-    _write(path, data)
-    sync_folder(path.parent)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with _replacing(path) as file:
-        file.write(data)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its name, durably, when the block has ended well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as exc:  # a full disk does not say which file it was
-        temporary.unlink(missing_ok=True)
-        raise OSError(exc.errno, exc.strerror, str(exc.filename or path)) from exc
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def _walk(folder: Path, prefix: str) -> Iterator[StoredFile]:
     """Links are not followed; what goes away meanwhile is left out."""
     try:
@@ -277,13 +216,6 @@ def _walk(folder: Path, prefix: str) -> Iterator[StoredFile]:
         with contextlib.suppress(FileNotFoundError):
             status = entry.stat(follow_symlinks=False)
             yield StoredFile(name=prefix + entry.name, size=status.st_size, modified=status.st_mtime)
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        return None
 
 
 def _is_plain(part: str) -> bool:

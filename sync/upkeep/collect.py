@@ -15,13 +15,13 @@ from typing import Final
 
 from common.clock import Clock, SystemClock
 from common.errors import BadRelease
-from sync.catalog import Catalog, ListedRelease, sound_catalog
 from sync.manifests import packed_name
 from sync.release import Manifest
-from sync.retention import MIN_KEPT, Candidate, Pack, Plan, plan
 from sync.store import StoredFile, index_name, object_name, pack_name
-from sync.stores import AnyStore
+from sync.store.stores import AnyStore
 from sync.trust.chain import read_chain
+from sync.upkeep.catalog import Catalog, ListedRelease, sound_catalog
+from sync.upkeep.retention import MIN_KEPT, Candidate, Pack, Plan, plan
 
 KEEP: Final = 4
 GRACE_S: Final = 3600.0  # for what a poll in progress, or a writer, may still be at

@@ -1,0 +1,1 @@
+"""Housekeeping of a store: what may go (`outrider sync gc`), what is damaged and can be healed (`verify`)."""
