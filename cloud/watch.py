@@ -1,6 +1,6 @@
 """`outrider sync watch`: each interval a trainer's newest finished checkpoint becomes a release.
 
-Composes what finds it (`sync/watch.py`) with the way of `outrider publish`: build as the successor of the bundle
+Composes what finds it (`sync/watch/`) with the way of `outrider publish`: build as the successor of the bundle
 before, gate, release to all nodes (*direct*). It stands here because it builds, which `sync` cannot. The mode *train*
 (a rollout runs to its end, the newest waits) asks for what nodes report, and comes with the rollout controller.
 """
