@@ -24,7 +24,7 @@ from tests.soak.pushes import say
 from tests.soak.result import Result
 from tests.system.running import Up
 
-PARTS = ("kills", "growth", "fuzz", "schema", "clock", "agent", "cuts", "reconnects")
+PARTS = ("kills", "growth", "fuzz", "schema", "clock", "agent", "power", "cuts", "reconnects")
 _TAIL = 40  # lines shown again where a part failed
 
 
@@ -80,6 +80,8 @@ def _all(args: argparse.Namespace, folder: Path) -> Iterator[Result]:
         yield _module("schema", "--examples", args.examples, "--seed", args.seed)
     if "agent" in parts:
         yield _module("agent_kills", "--kills", args.agent_kills, "--seed", args.seed)
+    if "power" in parts:
+        yield _module("power", "--images", args.images, "--seed", args.seed, package="tests")
     if "cuts" in parts:
         yield cuts.run()
     if "reconnects" in parts:
@@ -107,10 +109,10 @@ def _on_one_system(args: argparse.Namespace, up: Up, rate: float, parts: tuple[s
         )
 
 
-def _module(name: str, *flags: object) -> Result:
+def _module(name: str, *flags: object, package: str = "tests.soak") -> Result:
     """Runs one of the parts that are commands of their own; their lines are shown as they come."""
     started, lines = time.monotonic(), deque[str](maxlen=_TAIL)
-    command = (sys.executable, "-m", f"tests.soak.{name}", *map(str, flags))
+    command = (sys.executable, "-m", f"{package}.{name}", *map(str, flags))
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
         assert child.stdout is not None
         for line in child.stdout:
@@ -130,6 +132,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--inputs", type=int, default=100_000, help="of the fuzz run (%(default)s)")
     parser.add_argument("--examples", type=int, default=200, help="per operation, of the schema run (%(default)s)")
     parser.add_argument("--agent-kills", type=int, default=2000, help="of an agent alone (%(default)s)")
+    parser.add_argument("--images", type=int, default=500, help="of a disk after a power loss (%(default)s)")
     parser.add_argument("--rate", type=float, default=0.0, help="calls/s; 0: 60 %% of what is measured first")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31), help="(random; printed)")
     parser.add_argument("--kill-every-s", type=float, default=kills.KILL_EVERY_S, help="(%(default)s)")

@@ -19,6 +19,7 @@ import pytest
 from common.errors import FetchCancelled, FetchError, SlowSource
 from sync.agent.client import GrpcSource
 from sync.agent.ports import Range
+from sync.agent.reading import Reading
 from sync.proto import sync_pb2, sync_pb2_grpc
 from sync.service import MIN_CHUNK_BYTES, ServiceConfig
 from tests.soak import cuts, reconnects
@@ -239,4 +240,4 @@ def test_reconnects_leave_nothing_behind(world: World) -> None:
     assert after["threads"] <= before["threads"]
     assert after["channels"] <= before["channels"] <= 1
     assert "sync-fetch" not in [thread.name for thread in threading.enumerate()]
-    assert not [one for one in gc.get_objects() if type(one).__name__ == "Reading"]
+    assert not [one for one in gc.get_objects() if type(one) is Reading]
