@@ -7,6 +7,7 @@ anybody may read a status.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 import threading
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from common.config import from_json, to_json
-from common.errors import FolderUnusable, SyncError
+from common.errors import ConfigError, FolderUnusable, SyncError
 from sync.agent.states import Code, Record, State, check_move
 from sync.release import Desired, Manifest
 
@@ -53,6 +54,7 @@ _MIGRATIONS: Final = (
     CREATE INDEX transitions_of_model ON transitions (model, id);
     """,
 )
+logger = logging.getLogger(__name__)
 _TIME: Final = "(time)"  # among the floors: seconds since 1970; no role is called that
 MAX_TRANSITIONS: Final = 50  # remembered of each model
 
@@ -89,16 +91,32 @@ class Release:
 
 class Journal:
     def __init__(self, path: Path, *, now: Callable[[], float] = time.time) -> None:
-        """Opens or makes the database. Raises `FolderUnusable` where that cannot be, later from every write too."""
+        """Opens or makes the database; a damaged one is set aside, and a new one begun. Raises `FolderUnusable` where
+        that cannot be, later from every write too."""
         self._path, self._lock, self._now = path, threading.RLock(), now
         with self._explained():
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        with contextlib.ExitStack() as stack, self._explained():
+            try:
+                self._open()
+            except sqlite3.OperationalError:  # locked, full, read-only: not what is in it
+                raise
+            except sqlite3.DatabaseError as exc:
+                logger.error("journal %s is damaged (%s): set aside, what is desired is fetched again", path, exc)
+                _set_aside(path)
+                self._open()
+
+    def _open(self) -> None:
+        self._db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
+        with contextlib.ExitStack() as stack:
             stack.callback(self._db.close)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("PRAGMA wal_autocheckpoint=50")  # pages: on a full disk its log has no room to grow
-            self._migrate(path)
+            (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
+            self._migrate(self._path)
+            for record in self.records():
+                self.releases(record.model)
             stack.pop_all()
 
     @classmethod
@@ -228,7 +246,12 @@ class Journal:
         if row is None:
             return None
         _, _, variant, engine, manifest = row
-        return Release(manifest=from_json(manifest, Manifest, "journal"), variant=variant, engine=engine)
+        try:
+            found = Release(manifest=from_json(manifest, Manifest, "journal"), variant=variant, engine=engine)
+            found.paths()
+        except (ConfigError, StopIteration, KeyError) as exc:
+            raise sqlite3.DatabaseError(f"the row of release {model}/{version} makes no sense: {exc!r}") from exc
+        return found
 
     def releases(self, model: str) -> tuple[Release, ...]:
         """Every release of a model that has files here, damaged ones too: most of their slabs may be good."""
@@ -290,7 +313,22 @@ class Journal:
             self._db.executescript(f"BEGIN; {_MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
 
 
+def _set_aside(path: Path) -> None:
+    """Keeps the last damaged one, for whoever wants to know."""
+    for suffix in ("", "-wal", "-shm"):
+        file = path.with_name(path.name + suffix)
+        if file.exists():
+            file.replace(path.with_name(f"{path.name}.damaged{suffix}"))
+
+
 def _record(row: tuple[Any, ...]) -> Record:
+    try:
+        return _parsed(row)
+    except (ValueError, TypeError, ConfigError) as exc:  # what no version of ours wrote
+        raise sqlite3.DatabaseError(f"the row of model {row[0]!r} makes no sense: {exc}") from exc
+
+
+def _parsed(row: tuple[Any, ...]) -> Record:
     model, state, version, digest, reason, attempts, active, previous, desired, code, starts, not_before, deadline = row
     return Record(
         model=model,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import sqlite3
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from common.errors import SyncError
 from sync.agent.journal import Journal, Release
 from sync.agent.states import Code, Record, State
 from tests.sync.agent.test_states import desired
+from tests.sync.fakes import FakeInstaller, World, trained, weights
 from tests.sync.test_release import manifest
 
 
@@ -75,3 +77,67 @@ def test_a_journal_of_a_later_version_is_not_touched(path: Path) -> None:
     db.close()
     with pytest.raises(SyncError, match="schema 99"):
         Journal(path)
+
+
+def filled(world: World) -> Path:
+    """The folder of a node that serves version 2."""
+    world.publish(weights())
+    with world.agent(FakeInstaller()) as agent:
+        assert agent.run_once()
+        world.publish(trained(weights()))
+        assert agent.run_once()
+    return world.folder / "node"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_flipped_bit_in_the_journal_is_healed_or_without_effect(world: World, seed: int) -> None:
+    node = filled(world)
+    data = bytearray((node / "journal.db").read_bytes())
+    at = 0 if seed == 0 else random.Random(seed).randrange(len(data))
+    data[at] ^= 1 << seed % 8
+    (node / "journal.db").write_bytes(data)
+    installer = FakeInstaller()
+    with world.agent(installer) as agent:
+        agent.restore()
+        assert set(installer.serving.values()) <= {"1", "2"}
+        agent.run_once()
+        assert agent.run_once()
+        assert installer.serving == {"digits": "2"}
+
+
+def test_a_damaged_journal_is_set_aside_and_nothing_is_fetched_that_is_here(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = filled(world)
+    (node / "journal.db").write_bytes(b"not a database" * 1000)
+    world.source.fetched.clear()
+    installer = FakeInstaller()
+    with world.agent(installer) as agent:
+        agent.restore()
+        assert agent.run_once()
+    assert installer.serving == {"digits": "2"}
+    assert world.source.fetched == []  # its files are still whole, and at their place
+    assert "is damaged" in caplog.text
+    assert (node / "journal.db.damaged").read_bytes().startswith(b"not a database")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE models SET state = 'COMITTED'",
+        "UPDATE models SET code = '?'",
+        "UPDATE models SET desired = '{'",
+        "UPDATE releases SET manifest = '{}'",
+        "UPDATE releases SET variant = 'cpu-int9'",
+    ],
+)
+def test_rows_that_make_no_sense_are_damage(world: World, statement: str) -> None:
+    node = filled(world)
+    with sqlite3.connect(node / "journal.db") as db:
+        db.execute(statement)
+    db.close()
+    installer = FakeInstaller()
+    with world.agent(installer) as agent:
+        agent.restore()
+        assert agent.run_once()
+    assert installer.serving == {"digits": "2"}
