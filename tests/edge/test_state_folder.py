@@ -15,10 +15,8 @@ import pytest
 from cloud.config import WorkerConfig
 from cloud.worker import Worker
 from common.cli import main
-from common.errors import FolderUnusable
 from edge import Node, NodeConfig
 from hardware.install import EngineOptions
-from sync.agent.journal import Journal
 from sync.agent.running import SyncOptions
 from sync.publisher import Publisher
 from sync.service import ServiceConfig, service
@@ -161,18 +159,13 @@ async def test_sync_service_on_a_full_read_only_disk_hands_out_what_it_has(tmp_p
             await until_version(node, "1")
 
 
-def test_journal_that_is_no_database_is_said(tmp_path: Path) -> None:
-    (tmp_path / "journal.db").write_bytes(b"no database" * 100)
-    with pytest.raises(FolderUnusable, match=r"journal\.db cannot be used: file is not a database"):
-        Journal(tmp_path / "journal.db")
-
-
-async def test_node_with_a_damaged_journal_serves_without_updates(
+async def test_node_with_a_damaged_journal_begins_a_new_one_and_is_up_to_date_again(
     tmp_path: Path, sync: Sync, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "node/sync"
     folder.mkdir(parents=True)
     (folder / "journal.db").write_bytes(b"no database" * 100)
     async with Node(NodeConfig(state_dir=str(tmp_path / "node"), sync=sync.options)) as node:
-        assert node.agent is None
+        await until_version(node, "1")
     assert "file is not a database" in caplog.text
+    assert (folder / "journal.db.damaged").exists()
