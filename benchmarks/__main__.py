@@ -10,7 +10,7 @@ from importlib import import_module
 
 from benchmarks.report import add_arguments, publish
 
-NAMES = ("inprocess", "transports", "offload", "int8", "push", "codec", "idle", "start")
+NAMES = ("scheduling", "inprocess", "transports", "offload", "int8", "push", "codec", "idle", "start")
 
 
 def main() -> None:

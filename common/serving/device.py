@@ -188,8 +188,7 @@ class Device:
 
     def _pump(self) -> None:
         now = self.now
-        for late in self.scheduler.expire(now):
-            self._settle(late, DeadlineExceeded(_waiting(late).model, "while it was queued"))
+        self._expire(now)
         for item in self._running:
             if item.deadline <= now:
                 _answer(item, DeadlineExceeded(item.model, "while the engine was running"))
@@ -198,7 +197,12 @@ class Device:
             for item in items:
                 del self._queued[item.id]
             self._start(items)
+            self._expire(now)
         self._set_timer()
+
+    def _expire(self, now: float) -> None:
+        for late in self.scheduler.expire(now):
+            self._settle(late, DeadlineExceeded(_waiting(late).model, "or would have before the device came to it"))
 
     def _set_timer(self) -> None:
         """A timer for the first deadline. One that is set for earlier stays: it will look again."""

@@ -1,25 +1,32 @@
 """What the device does next: a pure object, no I/O, time is an argument (monotonic seconds).
 
-Work-conserving: it never waits while the device is idle, the batching window is the time the device is busy. Strict
-class order. Within a class the engines share the device's time evenly (start-time fair queueing, Goyal et al., 1996):
-the backlog of one never starves another; earliest due time first within that. A batch takes no longer than half the
-latency target of the most urgent class that is served here: nothing can break in on it. What can no longer be done in
-time is given back at once, never run. Behind a backlog of more than a batch, what could only be answered by a smaller
-batch is passed over: else what is nearly late would cut every batch to a row or two, and the backlog would never end.
-Counts are rows, not requests.
+Work-conserving: it never waits while the device is idle, the batching window is the time the device is busy. One batch:
+
+1. Whose turn: the most urgent class that waits. Within it the engines share the device's time evenly (start-time fair
+   queueing, Goyal et al., 1996): the backlog of one never starves another. Of the time in which others go before it,
+   the least urgent class keeps a tenth as a credit; once that pays for a batch, it is its turn.
+2. No more rows than take half the latency target of the most urgent class that is served here: nothing can break in.
+3. As many rows as there are that will still be in time when so many have run. A most urgent class without a backlog of
+   its own may cut that, so that those of it who are nearly late still make it. Behind a backlog nobody may: else what
+   is nearly late would cut every batch to a row or two, and the backlog would never end.
+4. Filled class by class, earliest due time first, the credit's rows kept free for the least urgent.
+5. What the batch that runs makes late is given back by the next `expire`: early enough to be answered elsewhere.
+
+Counts are rows, not requests; a step costs O(log n) of what is queued.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
 from common.request import SLA_S, Priority
+from common.serving.due_queue import DueQueue
 from common.serving.latency import LatencyModel
 
 _PATIENCE_S = 60.0  # due time of a request whose class has no latency target: it is not passed over for ever
@@ -55,7 +62,10 @@ class Scheduler(Protocol):
     def cancel(self, item: Item) -> None: ...
 
     def expire(self, now: float) -> list[Item]:
-        """Removes what can no longer make its deadline: it gets its error now, not when the device is free."""
+        """Removes what can no longer make its deadline: it gets its error now, not when the device is free.
+
+        To be called after `next` too: what the new batch makes late can still be answered elsewhere.
+        """
         ...
 
     def wake_at(self) -> float:
@@ -77,11 +87,25 @@ class Scheduler(Protocol):
     def done(self, batch: list[Item], elapsed: float, now: float) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
+class _Group:
+    """What may share a batch. Each item is in the queue of its class, and in `by_deadline` where it has one."""
+
+    key: Hashable
+    latency: LatencyModel
+    rows: int = 0
+    by_class: dict[Priority, DueQueue[Item]] = field(default_factory=dict)
+    by_deadline: DueQueue[Item] = field(default_factory=DueQueue)
+
+
 class ClassScheduler:
+    RESERVED = 0.1  # of the device's time, for the least urgent class that waits behind others
+
     def __init__(self) -> None:
         self._order = itertools.count()
-        self._queues: dict[Priority, dict[Hashable, _Queue]] = {priority: {} for priority in Priority}
-        self._expiry = _Queue()
+        self._groups: dict[Priority, dict[Hashable, _Group]] = {priority: {} for priority in Priority}
+        self._all: dict[Hashable, _Group] = {}
+        self._expiry: DueQueue[Item] = DueQueue()
         self._rows = dict.fromkeys(Priority, 0)
         self._queued = 0  # items
         self._work_s = dict.fromkeys(Priority, 0.0)  # predicted seconds of what is queued
@@ -91,17 +115,25 @@ class ClassScheduler:
         self._seen_at = dict.fromkeys(Priority, -math.inf)  # last request of each class
         self._round = 0.0  # start tag of the last batch: seconds of device time, of an engine that always had its share
         self._shares: dict[int, float] = {}  # by engine: what it has had, counted from the rounds it took part in
+        self._credit_s = 0.0  # of the least urgent class
 
     def push(self, item: Item, now: float) -> bool:
         takes = item.latency.seconds(item.rows, now)
-        if item.deadline <= now or (item.deadline < now + takes and not self._is_idle):
+        if item.deadline < now + self._still_s(now) + takes and not (self._is_idle and item.deadline > now):
             return False
         order = next(self._order)
-        due = min(item.deadline, now + min(SLA_S[item.priority], _PATIENCE_S))
-        queue = self._queues[item.priority].setdefault(item.key, _Queue())
-        queue.push(due, order, item)
+        group = self._all.get(item.key)
+        if group is None:
+            group = self._all[item.key] = _Group(item.key, item.latency)
+        queue = group.by_class.get(item.priority)
+        if queue is None:
+            queue = group.by_class[item.priority] = DueQueue()
+            self._groups[item.priority][item.key] = group
+        queue.push(min(item.deadline, now + min(SLA_S[item.priority], _PATIENCE_S)), order, item)
         queue.rows += item.rows
-        if not math.isinf(item.deadline):
+        group.rows += item.rows
+        if item.deadline != math.inf:
+            group.by_deadline.push(item.deadline, order, item)
             last_start = item.deadline - takes
             self._expiry.push(last_start if last_start > now else item.deadline, order, item)
         self._seen_at[item.priority] = now
@@ -122,15 +154,14 @@ class ClassScheduler:
     def cancel(self, item: Item) -> None:
         if not item.is_gone:
             self._take_out(item)
-            self._queue_of(item).has_left()
 
     def expire(self, now: float) -> list[Item]:
         late: list[Item] = []
-        while (first := self._expiry.first()) is not None and first[0] < now:
-            item = self._expiry.pop()
-            self._take_out(item, expired=True)
-            self._queue_of(item).has_left()
-            late.append(item)
+        free_at = now + self._still_s(now)
+        while (first := self._expiry.first()) is not None and first[0] < free_at:
+            self._expiry.pop()
+            self._take_out(first[2], expires=False)
+            late.append(first[2])
         return late
 
     def wake_at(self) -> float:
@@ -138,23 +169,34 @@ class ClassScheduler:
         return first[0] if first is not None else math.inf
 
     def next(self, now: float) -> list[Item]:
-        batch: list[Item] = []
-        rows = 0
         if not self._queued:
-            return batch
-        aside: list[tuple[_Queue, list[_Entry]]] = []
-        for priority in [one for one, queued in self._rows.items() if queued]:  # most urgent first
-            if not batch and (batch := self._head(priority, now, aside)):
-                rows = batch[0].rows
-            if batch:
-                rows = self._fill(batch, rows, priority, now)
-        for queue, passed_over in aside:
-            queue.put_back(passed_over)
-        if batch:
-            self._round = self._share(batch[0])
+            return []
+        waiting = [priority for priority, rows in self._rows.items() if rows]  # most urgent first
+        group, is_owed = self._turn(waiting, now)
+        urgent = next(priority for priority in waiting if priority in group.by_class)
+        rows = self._rows_in_time(group, urgent, now)
+        takes = group.latency.seconds(rows, now)
+        batch = _Filling(room=rows, ends=now + takes, now=now)
+        least = waiting[-1]
+        if least != waiting[0]:
+            self._credit_s += self.RESERVED * takes
+        if least != urgent and least in group.by_class:
+            of_least = group.by_class[least].rows
+            batch.kept = min(of_least, rows if is_owed else int(self._credit_s / takes * rows))
+        for priority in waiting:
+            if (queue := group.by_class.get(priority)) is not None:
+                self._fill(batch, queue, rows if priority == least else rows - batch.kept)
+        if not batch.items:  # all of them nearly late, on an idle device: an estimate is not a reason to give up
+            self._try(batch)
+        batch.put_back()
+        if batch.items:
+            of_least = sum(item.rows for item in batch.items if item.priority == least)
+            spent = group.latency.seconds(batch.rows, now) * of_least / batch.rows
+            self._credit_s = max(0.0, self._credit_s - spent) if least != waiting[0] else 0.0
+            self._round = self._share(batch.items[0])
             self._started_at = now
-            self._busy_until = now + batch[0].latency.seconds(rows, now)
-        return batch
+            self._busy_until = now + group.latency.seconds(batch.rows, now)
+        return batch.items
 
     def rows_ahead(self, priority: Priority) -> int:
         if not self._queued:
@@ -188,6 +230,10 @@ class ClassScheduler:
         left = self._busy_until - now
         return left if left > 0 else now - self._started_at
 
+    def _still_s(self, now: float) -> float:
+        """What the running batch is predicted to take from now on: nothing new starts before. Nothing, once overdue."""
+        return max(0.0, self._busy_until - now) if self._started_at is not None else 0.0
+
     def _share(self, item: Item) -> float:
         """Start tag of the item's engine: one that has had nothing for a while is owed nothing for that."""
         return max(self._shares.get(id(item.latency), 0.0), self._round)
@@ -199,130 +245,126 @@ class ClassScheduler:
         budget = max(SLA_S[min(served, default=item.priority)] / 2, 2 * item.latency.seconds(1, now))
         return max(1, min(item.max_rows, item.latency.rows_within(budget, now)))
 
-    def _head(self, priority: Priority, now: float, aside: list[tuple[_Queue, list[_Entry]]]) -> list[Item]:
-        """The most urgent item of a class, taken out; empty where there is none."""
-        queues = self._queues[priority]
-        heads = [
-            (self._share(queue.peek()), *first, queue)
-            for key, queue in list(queues.items())
-            if (first := self._first(queues, key, queue))
-        ]
-        if not heads:
-            return []
-        queue = min(heads, key=lambda head: head[:3])[3]
-        item = queue.peek()
-        cap = self._cap(item, now)
-        if queue.rows <= cap:
-            return [self._take(queue)]
-        full_s = item.latency.seconds(cap, now)
-        passed_over = queue.pass_over(lambda other: other.deadline < now + full_s)
-        if queue.first() is None:
-            queue.put_back(passed_over)
-        else:
-            aside.append((queue, passed_over))
-        return [self._take(queue)]
+    def _turn(self, waiting: list[Priority], now: float) -> tuple[_Group, bool]:
+        """Whose batch is next, and whether it is so because the least urgent class is owed it."""
+        group = self._by_share(waiting[0])
+        least = waiting[-1]
+        if least not in group.by_class:
+            owed = self._by_share(least)
+            first = _first(owed.by_class[least])
+            if self._credit_s >= owed.latency.seconds(
+                max(first.rows, min(owed.by_class[least].rows, self._cap(first, now))), now
+            ):
+                return owed, True
+        return group, False
 
-    def _first(self, queues: dict[Hashable, _Queue], key: Hashable, queue: _Queue) -> tuple[float, int] | None:
-        first = queue.first()
-        if first is None:
-            del queues[key]
-        return first
+    def _by_share(self, priority: Priority) -> _Group:
+        """The group of the class whose engine has had the least; among equals the one with the most urgent item."""
+        groups = self._groups[priority]
+        if len(groups) == 1:
+            return next(iter(groups.values()))
+        heads = []
+        for group in groups.values():
+            entry = group.by_class[priority].first()
+            assert entry is not None  # queues without items are deleted
+            heads.append((self._share(entry[2]), *entry[:2], group))
+        return min(heads, key=lambda head: head[:3])[3]
 
-    def _fill(self, batch: list[Item], rows: int, priority: Priority, now: float) -> int:
-        """Takes what fits beside the head from one class; rows of the batch then."""
-        head = batch[0]
-        queue = self._queues[priority].get(head.key)
-        if queue is None:
+    def _rows_in_time(self, group: _Group, urgent: Priority, now: float) -> int:
+        """The most rows, so that at least as many are still in time when a batch of so many ends; at least one."""
+        latency = group.latency
+        cap = self._cap(_first(group.by_class[urgent]), now)
+        rows = min(cap, group.rows)
+        ends = now + latency.seconds(rows, now)
+        nearly_late = group.by_deadline.pop_while(lambda item: item.deadline < ends)
+        if not nearly_late:
             return rows
-        passed_over: list[_Entry] = []
-        cap = self._cap(head, now)
-        while rows < cap and len(passed_over) < _LOOK_PAST and queue.first() is not None:
-            item = queue.peek()
-            if rows + item.rows <= cap and _is_in_time(batch, rows, item, now):
-                batch.append(self._take(queue))
-                rows += item.rows
-            else:
-                passed_over.append(queue.pop_entry())
-        queue.put_back(passed_over)
+        group.by_deadline.put_back(nearly_late)
+        if group.by_class[urgent].rows <= cap:
+            for deadline, _, item in nearly_late:
+                if item.priority == urgent and deadline >= now + latency.seconds(item.rows, now):
+                    rows = min(rows, max(item.rows, latency.rows_within(deadline - now, now)))
+                    break
+        in_time = group.rows - sum(entry[2].rows for entry in nearly_late)
+        while rows > 1 and in_time < rows:
+            while nearly_late and nearly_late[-1][0] >= now + latency.seconds(rows, now):
+                in_time += nearly_late.pop()[2].rows
+            if in_time < rows:
+                rows -= 1
         return rows
 
-    def _take(self, queue: _Queue) -> Item:
-        item = queue.pop()
-        self._take_out(item)
-        return item
+    def _fill(self, batch: _Filling, queue: DueQueue[Item], room: int) -> None:
+        """Takes what is in time and fits, most urgent first."""
+        passed_over: list[tuple[float, int, Item]] = []
+        too_large = 0
+        while batch.rows < room and too_large < _LOOK_PAST and (entry := queue.first()) is not None:
+            queue.pop()
+            item = entry[2]
+            if item.deadline < batch.ends:
+                passed_over.append(entry)
+            elif batch.rows + item.rows <= room or (
+                not batch.items and item.deadline >= batch.now + item.latency.seconds(item.rows, batch.now)
+            ):
+                self._take_out(item, queued=False)
+                batch.items.append(item)
+                batch.rows += item.rows
+            else:
+                passed_over.append(entry)
+                too_large += 1
+        if passed_over:
+            batch.aside.append((queue, passed_over))
 
-    def _queue_of(self, item: Item) -> _Queue:
-        return self._queues[item.priority].get(item.key, _Queue())
+    def _try(self, batch: _Filling) -> None:
+        for _, passed_over in batch.aside:
+            for _, _, item in passed_over:
+                if item.deadline > batch.now:
+                    self._take_out(item, queued=False)
+                    batch.items.append(item)
+                    batch.rows = item.rows
+                    return
 
-    def _take_out(self, item: Item, *, expired: bool = False) -> None:
+    def _take_out(self, item: Item, *, queued: bool = True, expires: bool = True) -> None:
+        """Forgets an item. `queued`, `expires`: it still lies in the queue of its class, in that of deadlines."""
         item.is_gone = True
-        if not expired and not math.isinf(item.deadline):
-            self._expiry.has_left()
+        group = self._all[item.key]
+        queue = group.by_class[item.priority]
+        queue.rows -= item.rows
+        group.rows -= item.rows
+        if queue.rows == 0:
+            del group.by_class[item.priority], self._groups[item.priority][item.key]
+            if group.rows == 0:
+                del self._all[item.key]
+        elif queued:
+            queue.has_left()
+        if item.deadline != math.inf:
+            group.by_deadline.has_left()
+            if expires:
+                self._expiry.has_left()
         self._rows[item.priority] -= item.rows
         self._queued -= 1
-        self._queue_of(item).rows -= item.rows
         self._work_s[item.priority] -= self._cost_s.pop(item.id)
         if self._rows[item.priority] == 0:
             self._work_s[item.priority] = 0.0  # no rounding is carried on
 
 
-_Entry = tuple[float, int, Item]
+@dataclass(slots=True, eq=False)
+class _Filling:
+    """A batch in the making."""
+
+    room: int
+    ends: float  # when it is predicted to, filled
+    now: float
+    kept: int = 0  # rows, for the least urgent class
+    rows: int = 0
+    items: list[Item] = field(default_factory=list)
+    aside: list[tuple[DueQueue[Item], list[tuple[float, int, Item]]]] = field(default_factory=list)
+
+    def put_back(self) -> None:
+        for queue, entries in self.aside:
+            queue.put_back([entry for entry in entries if not entry[2].is_gone])
 
 
-class _Queue:
-    """A heap of (due, order, item) from which items may leave at any place; those are dropped in time. `rows`: of the
-    items in it, kept by its owner."""
-
-    __slots__ = ("_gone", "_heap", "rows")
-
-    def __init__(self) -> None:
-        self._heap: list[_Entry] = []
-        self._gone = 0
-        self.rows = 0
-
-    def push(self, due: float, order: int, item: Item) -> None:
-        heapq.heappush(self._heap, (due, order, item))
-
-    def first(self) -> tuple[float, int] | None:
-        self._skip()
-        return self._heap[0][:2] if self._heap else None
-
-    def peek(self) -> Item:
-        return self._heap[0][2]
-
-    def pop(self) -> Item:
-        """The first item; after `first` has said that there is one."""
-        return heapq.heappop(self._heap)[2]
-
-    def pop_entry(self) -> _Entry:
-        return heapq.heappop(self._heap)
-
-    def pass_over(self, is_passed: Callable[[Item], bool]) -> list[_Entry]:
-        """Takes out the first items for as long as they are, `_LOOK_PAST` at most."""
-        passed_over: list[_Entry] = []
-        while len(passed_over) < _LOOK_PAST and self.first() is not None and is_passed(self.peek()):
-            passed_over.append(self.pop_entry())
-        return passed_over
-
-    def put_back(self, entries: list[_Entry]) -> None:
-        for entry in entries:
-            heapq.heappush(self._heap, entry)
-
-    def has_left(self) -> None:
-        """An item somewhere in the heap is gone. Once most are, the heap is made anew without them."""
-        self._gone += 1
-        if self._gone > 16 and self._gone > len(self._heap) // 2:
-            self._heap = [entry for entry in self._heap if not entry[2].is_gone]
-            heapq.heapify(self._heap)
-            self._gone = 0
-
-    def _skip(self) -> None:
-        while self._heap and self._heap[0][2].is_gone:
-            heapq.heappop(self._heap)
-            self._gone = max(0, self._gone - 1)
-
-
-def _is_in_time(batch: list[Item], rows: int, item: Item, now: float) -> bool:
-    """May `item` ride along: neither it nor anybody aboard is made late by it."""
-    end = now + batch[0].latency.seconds(rows + item.rows, now)
-    return end <= item.deadline and all(end <= other.deadline for other in batch)
+def _first(queue: DueQueue[Item]) -> Item:
+    entry = queue.first()
+    assert entry is not None  # queues without items are deleted
+    return entry[2]
