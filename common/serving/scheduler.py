@@ -118,7 +118,7 @@ class ClassScheduler:
         self._credit_s = 0.0  # of the least urgent class
 
     def push(self, item: Item, now: float) -> bool:
-        takes = item.latency.seconds(item.rows, now)
+        takes = item.latency.bound(item.rows, now)
         if item.deadline < now + self._still_s(now) + takes and not (self._is_idle and item.deadline > now):
             return False
         order = next(self._order)
@@ -175,7 +175,7 @@ class ClassScheduler:
         group, is_owed = self._turn(waiting, now)
         urgent = next(priority for priority in waiting if priority in group.by_class)
         rows = self._rows_in_time(group, urgent, now)
-        takes = group.latency.seconds(rows, now)
+        takes = group.latency.bound(rows, now)
         batch = _Filling(room=rows, ends=now + takes, now=now)
         least = waiting[-1]
         if least != waiting[0]:
@@ -242,7 +242,7 @@ class ClassScheduler:
         """Rows of a batch with this item, at most: a request of the most urgent class that arrives just after its start
         is still in time behind it. Twice the time of one row is always allowed."""
         served = [one for one, at in self._seen_at.items() if self._rows[one] or now - at <= _SERVED_S]
-        budget = max(SLA_S[min(served, default=item.priority)] / 2, 2 * item.latency.seconds(1, now))
+        budget = max(SLA_S[min(served, default=item.priority)] / 2, 2 * item.latency.bound(1, now))
         return max(1, min(item.max_rows, item.latency.rows_within(budget, now)))
 
     def _turn(self, waiting: list[Priority], now: float) -> tuple[_Group, bool]:
@@ -275,19 +275,19 @@ class ClassScheduler:
         latency = group.latency
         cap = self._cap(_first(group.by_class[urgent]), now)
         rows = min(cap, group.rows)
-        ends = now + latency.seconds(rows, now)
+        ends = now + latency.bound(rows, now)
         nearly_late = group.by_deadline.pop_while(lambda item: item.deadline < ends)
         if not nearly_late:
             return rows
         group.by_deadline.put_back(nearly_late)
         if group.by_class[urgent].rows <= cap:
             for deadline, _, item in nearly_late:
-                if item.priority == urgent and deadline >= now + latency.seconds(item.rows, now):
+                if item.priority == urgent and deadline >= now + latency.bound(item.rows, now):
                     rows = min(rows, max(item.rows, latency.rows_within(deadline - now, now)))
                     break
         in_time = group.rows - sum(entry[2].rows for entry in nearly_late)
         while rows > 1 and in_time < rows:
-            while nearly_late and nearly_late[-1][0] >= now + latency.seconds(rows, now):
+            while nearly_late and nearly_late[-1][0] >= now + latency.bound(rows, now):
                 in_time += nearly_late.pop()[2].rows
             if in_time < rows:
                 rows -= 1
@@ -303,7 +303,7 @@ class ClassScheduler:
             if item.deadline < batch.ends:
                 passed_over.append(entry)
             elif batch.rows + item.rows <= room or (
-                not batch.items and item.deadline >= batch.now + item.latency.seconds(item.rows, batch.now)
+                not batch.items and item.deadline >= batch.now + item.latency.bound(item.rows, batch.now)
             ):
                 self._take_out(item, queued=False)
                 batch.items.append(item)

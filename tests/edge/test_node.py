@@ -20,6 +20,7 @@ from cloud.gateway import Gateway
 from cloud.worker import Worker
 from common.errors import ModelNotFound, ModelNotReady, NotFound, OutsideProfile, TargetUnreachable
 from common.request import Priority, Privacy, Reason
+from common.serving.latency import Line
 from common.telemetry.events import RequestDone
 from common.transport.servers import ServerOptions
 from edge import CacheOptions, Node, NodeConfig, StaticModel
@@ -103,11 +104,11 @@ async def test_an_engine_that_fails_or_is_too_slow_leaves_the_call_to_the_cloud(
     async with cloud(bundle) as behind, Node(node_config(tmp_path, bundle=bundle, gateway=behind.address)) as node:
         loaded = node.local.repository.current("linear")
         assert loaded is not None
-        loaded.latency.base_s = 60.0
+        loaded.latency.begin(Line(base_s=60.0, per_row_s=0.0))
         answer = await node.infer("linear", {"x": X})
         assert (answer.stamp.target, answer.stamp.reason) == ("cloud", Reason.DEADLINE)
         assert (await node.infer("linear", {"x": X}, priority=Priority.OFFLINE)).stamp.target == "edge"
-        loaded.latency.base_s = 0.0
+        loaded.latency.begin(Line(base_s=0.0, per_row_s=0.0))
         loaded.engine.close()
         answer = await node.infer("linear", {"x": X})
         assert (answer.stamp.target, answer.stamp.reason) == ("cloud", Reason.ENGINE_ERROR)
@@ -140,9 +141,9 @@ async def test_an_answer_of_the_cloud_is_cached_under_the_version_that_gave_it(t
     async with cloud(new, version="2") as behind, Node(dataclasses.replace(config, gateway=behind.address)) as node:
         loaded = node.local.repository.current("linear")
         assert loaded is not None
-        loaded.latency.base_s = 60.0
+        loaded.latency.begin(Line(base_s=60.0, per_row_s=0.0))
         assert (await node.infer("linear", {"x": X})).stamp.version == "2"
-        loaded.latency.base_s = 0.0
+        loaded.latency.begin(Line(base_s=0.0, per_row_s=0.0))
         answer = await node.infer("linear", {"x": X})  # version 1 serves here: the other answer is not its own
         assert (answer.stamp.target, answer.stamp.version) == ("edge", "1")
         np.testing.assert_allclose(answer.outputs["logits"], forward(X), rtol=1e-6)
