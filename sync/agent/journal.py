@@ -1,7 +1,8 @@
 """The agent's only truth: one SQLite database (WAL, synchronous=FULL). What it does not say did not happen.
 
-Entering a state is one transaction together with everything the state promises. Thread-safe: the agent's thread writes,
-anybody may read a status.
+Entering a state is one transaction together with everything the state promises. Each row carries a digest: one that is
+not what was written is damage, even where it makes sense. Thread-safe: the agent's thread writes, anybody may read a
+status.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
+from blake3 import blake3
 
 from common.config import from_json, to_json
 from common.errors import ConfigError, FolderUnusable, SyncError
@@ -53,7 +57,57 @@ _MIGRATIONS: Final = (
     );
     CREATE INDEX transitions_of_model ON transitions (model, id);
     """,
+    """
+    ALTER TABLE floors ADD COLUMN seal BLOB;
+    ALTER TABLE models ADD COLUMN seal BLOB;
+    ALTER TABLE releases ADD COLUMN seal BLOB;
+    ALTER TABLE quarantine ADD COLUMN seal BLOB;
+    ALTER TABLE counters ADD COLUMN seal BLOB;
+    ALTER TABLE transitions ADD COLUMN seal BLOB;
+    """,
 )
+_SEALED_SINCE: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table whose rows carry a seal over `columns`, in this order."""
+
+    name: str
+    columns: str
+
+    @property
+    def select(self) -> str:
+        return f"SELECT {self.columns} FROM {self.name}"  # noqa: S608  # of constants, here and below
+
+    @property
+    def broken(self) -> str:
+        return f"SELECT 1 FROM {self.name} WHERE seal IS NOT seal('{self.name}', {self.columns})"  # noqa: S608
+
+    @property
+    def whole(self) -> str:
+        return f"{self.select} NOT INDEXED WHERE seal IS seal('{self.name}', {self.columns})"
+
+    @property
+    def insert(self) -> str:
+        marks = ", ".join("?" * (self.columns.count(",") + 2))
+        return f"INSERT OR REPLACE INTO {self.name} ({self.columns}, seal) VALUES ({marks})"  # noqa: S608
+
+    @property
+    def first_seal(self) -> str:
+        return f"UPDATE {self.name} SET seal = seal('{self.name}', {self.columns});"  # noqa: S608
+
+
+_FLOORS: Final = _Table("floors", "role, version")
+_MODELS: Final = _Table(
+    "models",
+    "model, state, version, digest, reason, attempts, active, previous, desired, code, starts, not_before, deadline",
+)
+_RELEASES: Final = _Table("releases", "model, version, variant, engine, manifest")
+_QUARANTINE: Final = _Table("quarantine", "model, digest, plan, version, reason")
+_COUNTERS: Final = _Table("counters", "model, name, value")
+_TRANSITIONS: Final = _Table("transitions", "model, at, old, new, version, code, reason")
+_TABLES: Final = (_FLOORS, _MODELS, _RELEASES, _QUARANTINE, _COUNTERS, _TRANSITIONS)
 logger = logging.getLogger(__name__)
 _TIME: Final = "(time)"  # among the floors: seconds since 1970; no role is called that
 MAX_TRANSITIONS: Final = 50  # remembered of each model
@@ -101,8 +155,9 @@ class Journal:
                 raise
             except sqlite3.DatabaseError as exc:
                 logger.error("journal %s is damaged (%s): set aside, what is desired is fetched again", path, exc)
-                _set_aside(path)
+                aside = _set_aside(path)
                 self._open()
+                self._salvage(aside)
 
     def _open(self) -> None:
         self._db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
@@ -114,10 +169,31 @@ class Journal:
             (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
+            self._db.create_function("seal", -1, _seal, deterministic=True)
             self._migrate(self._path)
+            for table in _TABLES:
+                if self._db.execute(table.broken).fetchone():
+                    raise sqlite3.DatabaseError(f"a row of table {table.name} is not what was written")
             for record in self.records():
                 self.releases(record.model)
             stack.pop_all()
+
+    def _salvage(self, aside: Path) -> None:
+        """Takes over what protects this node, floors and quarantine: of a damaged journal the rows that are whole."""
+        found: list[tuple[_Table, tuple[Any, ...]]] = []
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(aside)) as old:
+            old.create_function("seal", -1, _seal, deterministic=True)
+            for table in (_FLOORS, _QUARANTINE):
+                with contextlib.suppress(sqlite3.Error):
+                    for row in old.execute(table.whole):
+                        found.append((table, row))  # noqa: PERF401  # what came before a damaged page counts
+        with self.transaction():
+            for table, row in found:
+                self._put(table, *row)
+
+    def _put(self, table: _Table, *row: Any) -> None:
+        """Inserts a row, or replaces it; in the order of the table's columns."""
+        self._db.execute(table.insert, (*row, _seal(table.name, *row)))
 
     @classmethod
     def reader(cls, path: Path) -> Journal:
@@ -143,12 +219,13 @@ class Journal:
     # --- models ---
 
     def record(self, model: str) -> Record:
-        row = self._one("SELECT * FROM models WHERE model = ?", model)
+        row = self._one(f"{_MODELS.select} WHERE model = ?", model)
         return Record(model=model) if row is None else _record(row)
 
     def records(self) -> tuple[Record, ...]:
         with self._lock:
-            return tuple(_record(row) for row in self._db.execute("SELECT * FROM models ORDER BY model").fetchall())
+            rows = self._db.execute(f"{_MODELS.select} ORDER BY model").fetchall()
+        return tuple(map(_record, rows))
 
     def enter(self, record: Record, state: State, **changes: Any) -> Record:
         """Moves a model to `state`, durably. `changes` are fields of `Record`. Returns the new record."""
@@ -160,10 +237,7 @@ class Journal:
         return new
 
     def _remember(self, old: Record, new: Record) -> None:
-        row = (new.model, self._now(), old.state, new.state, new.version, new.code, new.reason)
-        self._db.execute(
-            "INSERT INTO transitions (model, at, old, new, version, code, reason) VALUES (?, ?, ?, ?, ?, ?, ?)", row
-        )
+        self._put(_TRANSITIONS, new.model, self._now(), old.state, new.state, new.version, new.code, new.reason)
         self._db.execute(
             "DELETE FROM transitions WHERE model = ? AND id NOT IN "
             "(SELECT id FROM transitions WHERE model = ? ORDER BY id DESC LIMIT ?)",
@@ -203,10 +277,7 @@ class Journal:
         target = (record.model, record.state, record.version, record.digest, record.reason, record.attempts)
         times = (record.code, record.starts, record.not_before, record.deadline)
         with self.transaction():
-            self._db.execute(
-                "INSERT OR REPLACE INTO models VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*target, record.active, record.previous, desired, *times),
-            )
+            self._put(_MODELS, *target, record.active, record.previous, desired, *times)
         return record
 
     # --- floors ---
@@ -219,7 +290,8 @@ class Journal:
     def save_floors(self, floors: Mapping[str, int]) -> None:
         if floors != self.floors():
             with self.transaction():
-                self._db.executemany("INSERT OR REPLACE INTO floors VALUES (?, ?)", list(floors.items()))
+                for floor in floors.items():
+                    self._put(_FLOORS, *floor)
 
     def time_floor(self) -> datetime | None:
         """The newest time that signed metadata proved so far."""
@@ -229,20 +301,18 @@ class Journal:
     def save_time_floor(self, floor: datetime | None) -> None:
         if floor is not None and floor != self.time_floor():
             with self.transaction():
-                self._db.execute("INSERT OR REPLACE INTO floors VALUES (?, ?)", (_TIME, int(floor.timestamp())))
+                self._put(_FLOORS, _TIME, int(floor.timestamp()))
 
     # --- releases on disk ---
 
     def save_release(self, release: Release) -> None:
         manifest = release.manifest
         with self.transaction():
-            self._db.execute(
-                "INSERT OR REPLACE INTO releases VALUES (?, ?, ?, ?, ?)",
-                (manifest.model, manifest.version, release.variant, release.engine, to_json(manifest)),
-            )
+            where = (manifest.model, manifest.version, release.variant, release.engine)
+            self._put(_RELEASES, *where, to_json(manifest))
 
     def release(self, model: str, version: str) -> Release | None:
-        row = self._one("SELECT * FROM releases WHERE model = ? AND version = ?", model, version)
+        row = self._one(f"{_RELEASES.select} WHERE model = ? AND version = ?", model, version)
         if row is None:
             return None
         _, _, variant, engine, manifest = row
@@ -269,8 +339,7 @@ class Journal:
 
     def quarantine(self, model: str, digest: str, plan: str, version: str, reason: str) -> None:
         with self.transaction():
-            row = (model, digest, plan, version, reason)
-            self._db.execute("INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?)", row)
+            self._put(_QUARANTINE, model, digest, plan, version, reason)
 
     def quarantine_reason(self, model: str, digest: str, plan: str) -> str | None:
         query = "SELECT reason FROM quarantine WHERE model = ? AND digest = ? AND plan = ?"
@@ -282,12 +351,9 @@ class Journal:
     def count(self, model: str, counts: Mapping[str, int]) -> None:
         """Adds to a model's counters, in one transaction."""
         with self.transaction():
+            before = self.counters(model)
             for name, value in counts.items():
-                self._db.execute(
-                    "INSERT INTO counters VALUES (?, ?, ?) "
-                    "ON CONFLICT (model, name) DO UPDATE SET value = value + excluded.value",
-                    (model, name, value),
-                )
+                self._put(_COUNTERS, model, name, before.get(name, 0) + value)
 
     def counters(self, model: str) -> dict[str, int]:
         with self._lock:
@@ -310,15 +376,23 @@ class Journal:
         if version > len(_MIGRATIONS):
             raise SyncError(f"journal {path} has schema {version}, this version reads up to {len(_MIGRATIONS)}")
         for number in range(version, len(_MIGRATIONS)):
-            self._db.executescript(f"BEGIN; {_MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
+            sealed = number + 1 == _SEALED_SINCE  # what was there before is taken as it is
+            script = _MIGRATIONS[number] + " ".join(table.first_seal for table in _TABLES if sealed)
+            self._db.executescript(f"BEGIN; {script} PRAGMA user_version = {number + 1}; COMMIT;")
 
 
-def _set_aside(path: Path) -> None:
-    """Keeps the last damaged one, for whoever wants to know."""
+def _seal(*row: Any) -> bytes:
+    """Of a table's name and the values of one of its rows: BLAKE3 of their MessagePack, 8 bytes. Against accidents."""
+    return blake3(msgspec.msgpack.encode(row)).digest(8)
+
+
+def _set_aside(path: Path) -> Path:
+    """Keeps the last damaged one, for whoever wants to know, and because its floors may be whole. Its new path."""
     for suffix in ("", "-wal", "-shm"):
         file = path.with_name(path.name + suffix)
         if file.exists():
             file.replace(path.with_name(f"{path.name}.damaged{suffix}"))
+    return path.with_name(f"{path.name}.damaged")
 
 
 def _record(row: tuple[Any, ...]) -> Record:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import random
 import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -141,3 +143,47 @@ def test_rows_that_make_no_sense_are_damage(world: World, statement: str) -> Non
         agent.restore()
         assert agent.run_once()
     assert installer.serving == {"digits": "2"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE models SET version = '1'",
+        "UPDATE models SET active = '1', previous = NULL",
+        "UPDATE models SET attempts = 1",
+        "UPDATE releases SET manifest = replace(manifest, '1', '2')",
+        "UPDATE floors SET version = version - 1 WHERE role = 'targets'",
+        "UPDATE transitions SET code = 'errors'",
+        "UPDATE counters SET value = value + 1",
+    ],
+)
+def test_a_row_that_makes_sense_and_is_not_what_was_written_is_damage(
+    world: World, statement: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = filled(world)
+    with sqlite3.connect(node / "journal.db") as db:
+        assert db.execute(statement).rowcount
+    db.close()
+    installer = FakeInstaller()
+    with world.agent(installer) as agent:
+        assert "is not what was written" in caplog.text
+        agent.restore()
+        assert agent.run_once()
+    assert installer.serving == {"digits": "2"}
+
+
+def test_floors_and_quarantine_survive_a_damaged_journal_where_their_rows_are_whole(path: Path) -> None:
+    with contextlib.closing(Journal(path)) as journal:
+        journal.save_floors({"root": 1, "targets": 7})
+        journal.save_time_floor(datetime(2026, 3, 1, tzinfo=UTC))
+        journal.quarantine("digits", "d1", "cpu-int8/onnxruntime", "3", "loss 0.9")
+        journal.enter(journal.record("digits"), State.IDLE, reason="as it was")
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE models SET reason = 'flipped'")
+        db.execute("UPDATE floors SET version = 3 WHERE role = 'root'")
+    db.close()
+    with contextlib.closing(Journal(path)) as journal:
+        assert journal.floors() == {"targets": 7}  # the row of root is not to be believed
+        assert journal.time_floor() == datetime(2026, 3, 1, tzinfo=UTC)
+        assert journal.quarantine_reason("digits", "d1", "cpu-int8/onnxruntime") == "loss 0.9"
+        assert journal.records() == ()
