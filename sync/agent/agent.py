@@ -23,10 +23,11 @@ from sync.agent.folders import make_folder
 from sync.agent.journal import Journal, Release
 from sync.agent.ports import Installer, Source
 from sync.agent.probation import ProbationLimits
+from sync.agent.reasons import code_of
 from sync.agent.reports import NoReports, Reporter
 from sync.agent.schedule import PollSchedule
 from sync.agent.sources import source_of
-from sync.agent.states import Record, State
+from sync.agent.states import Code, Record, State
 from sync.agent.steps import StepOptions, Steps
 from sync.agent.watch import LOOK_S, Watch
 from sync.agent.window import Window
@@ -102,6 +103,7 @@ class Agent:
         self._thread: threading.Thread | None = None
         self._restored = threading.Event()
         self.last_error: str | None = None
+        self._failed: dict[str, tuple[Code, str]] = {}  # of the last round, by model: the journal may not take it
         if not (config.folder / "journal.db").exists():
             make_folder(config.folder)
         root = config.root.read_bytes()
@@ -197,16 +199,20 @@ class Agent:
         return tuple(self._status(record, next_try_s) for record in records.values())
 
     def _status(self, record: Record, next_try_s: float) -> ModelStatus:
+        code, reason = record.code, record.reason
+        failed = self._failed.get(record.model)
+        if failed is not None and failed[0] is not code:
+            code, reason = failed
         return ModelStatus(
             model=record.model,
             state=record.state,
-            code=record.code,
+            code=code,
             version=record.version,
             digest=record.digest,
             epoch=None if record.desired is None else record.desired.epoch,
             active=record.active,
             previous=record.previous,
-            reason=record.reason,
+            reason=reason,
             next_try_s=next_try_s,
             counters=self._journal.counters(record.model),
         )
@@ -291,8 +297,10 @@ class Agent:
             desired = view.desired(model)
             if desired is not None:
                 self._steps.advance(desired, view.manifest, partial(view.release, model))
+            self._failed.pop(model, None)
             return True
         except Exception as exc:
+            self._failed[model] = code_of(exc), str(exc) or type(exc).__name__
             logger.warning("model %s is not brought up to date now: %s", model, exc)
             self._emit(SyncFailed(model=model, error=str(exc)))
             return False

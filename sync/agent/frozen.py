@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
-import tempfile
-from pathlib import Path
 
 from common.clock import SystemClock
 from common.errors import OutriderError
 from sync.agent.agent import EVERY_MODEL, AgentConfig
-from sync.agent.journal import Journal
+from sync.agent.journal import Journal, journal_copy
 from sync.agent.ports import Installer
 from sync.agent.sources import source_of
 from sync.agent.states import Record
@@ -23,19 +20,14 @@ from sync.agent.steps import StepOptions, Steps
 from sync.events import Hook
 
 _log = logging.getLogger(__name__)
-_MEMORY = Path("/dev/shm")  # noqa: S108  # a private folder is made in it; a full disk may be that of /tmp too
 
 
 def restore_frozen(config: AgentConfig, installer: Installer, on_event: Hook) -> None:
     """Never raises: what cannot be restored is logged, and the process serves without it."""
     try:
         with contextlib.ExitStack() as stack:
-            home = _MEMORY if _MEMORY.is_dir() else None
-            copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-", dir=home)))
-            for name in ("journal.db", "journal.db-wal"):
-                if (config.folder / name).exists():
-                    shutil.copyfile(config.folder / name, copy / name)
-            journal = stack.enter_context(contextlib.closing(Journal(copy / "journal.db")))
+            copy = stack.enter_context(journal_copy(config.folder))
+            journal = stack.enter_context(contextlib.closing(Journal(copy)))
             source = stack.enter_context(contextlib.closing(source_of(config.source, timeout_s=config.timeout_s)))
             now = SystemClock().now
             options = StepOptions(engines=config.engines)

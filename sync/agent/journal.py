@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import sqlite3
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -109,6 +111,7 @@ _COUNTERS: Final = _Table("counters", "model, name, value")
 _TRANSITIONS: Final = _Table("transitions", "model, at, old, new, version, code, reason")
 _TABLES: Final = (_FLOORS, _MODELS, _RELEASES, _QUARANTINE, _COUNTERS, _TRANSITIONS)
 logger = logging.getLogger(__name__)
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # a private folder is made in it; a full disk may be that of /tmp too
 _TIME: Final = "(time)"  # among the floors: seconds since 1970; no role is called that
 MAX_TRANSITIONS: Final = 50  # remembered of each model
 
@@ -379,6 +382,16 @@ class Journal:
             sealed = number + 1 == _SEALED_SINCE  # what was there before is taken as it is
             script = _MIGRATIONS[number] + " ".join(table.first_seal for table in _TABLES if sealed)
             self._db.executescript(f"BEGIN; {script} PRAGMA user_version = {number + 1}; COMMIT;")
+
+
+@contextlib.contextmanager
+def journal_copy(folder: Path) -> Iterator[Path]:
+    """A copy of the journal in `folder`, in memory where that can be: for a disk that takes no writes."""
+    with tempfile.TemporaryDirectory(prefix="outrider-", dir=_MEMORY if _MEMORY.is_dir() else None) as copy:
+        for name in ("journal.db", "journal.db-wal"):
+            if (folder / name).exists():
+                shutil.copyfile(folder / name, Path(copy) / name)
+        yield Path(copy) / "journal.db"
 
 
 def _seal(*row: Any) -> bytes:

@@ -1,21 +1,24 @@
 """Why a node serves what it serves: its journal in words, for `outrider sync why`.
 
-Only reads, beside an agent that is at work or without one. The journal is the whole truth: there is nothing to ask.
+Only reads, beside an agent that is at work or without one. The journal is the whole truth: there is nothing to ask. But
+a full disk keeps the agent from writing it: that is seen by looking at the disk.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, SyncError
-from sync.agent.journal import Journal, Transition
+from common.errors import ConfigError, FolderUnusable, SyncError
+from sync.agent.journal import Journal, Transition, journal_copy
 from sync.agent.reasons import WAY_OUT
+from sync.agent.space import SPARE_BYTES
 from sync.agent.states import Code, Record, State
 
 JOURNAL = "journal.db"
@@ -29,6 +32,11 @@ class Why:
     record: Record
     transitions: Sequence[Transition]
     counters: Mapping[str, int]
+    free_bytes: int  # of the disk with the journal
+
+    @property
+    def is_disk_full(self) -> bool:
+        return self.free_bytes < SPARE_BYTES
 
     def to_dict(self) -> dict[str, Any]:
         one, desired = self.record, self.record.desired
@@ -57,6 +65,7 @@ class Why:
                 for each in self.transitions
             ],
             "counters": dict(self.counters),
+            "free_bytes": self.free_bytes,
         }
 
 
@@ -70,15 +79,34 @@ def find_journal(node: Path) -> Path:
 
 def why(journal: Path, model: str | None = None) -> tuple[Why, ...]:
     """Every model that the node knows of, or `model`. Raises `SyncError` where the journal cannot be read."""
-    with closing(Journal.reader(journal)) as found:
+    disk = os.statvfs(journal.parent)
+    with _reader(journal) as found:
         try:
             return tuple(
-                Why(record=one, transitions=found.transitions(one.model), counters=found.counters(one.model))
+                Why(
+                    record=one,
+                    transitions=found.transitions(one.model),
+                    counters=found.counters(one.model),
+                    free_bytes=disk.f_bavail * disk.f_frsize,
+                )
                 for one in found.records()
                 if model in (None, one.model)
             )
         except sqlite3.Error as exc:
             raise SyncError(f"{journal} cannot be read: {exc}") from exc
+
+
+@contextmanager
+def _reader(path: Path) -> Iterator[Journal]:
+    """Where no agent is at work, SQLite wants to write beside what it reads; on a full disk a copy is read."""
+    try:
+        journal = Journal.reader(path)
+    except FolderUnusable:
+        with journal_copy(path.parent) as copy, closing(Journal.reader(copy)) as journal:
+            yield journal
+        return
+    with closing(journal):
+        yield journal
 
 
 def screen(one: Why) -> list[str]:
@@ -94,6 +122,10 @@ def screen(one: Why) -> list[str]:
         f"  changes    {WAY_OUT[record.code]}",
         f"  next try   {_next_try(record)}",
     ]
+    if one.is_disk_full:
+        lines.append(
+            f"  disk       full, {one.free_bytes:,} bytes free: nothing new is fetched, installed or noted here"
+        )
     if one.transitions:
         lines.append("  last")
     for each in one.transitions[:_SHOWN]:

@@ -24,7 +24,10 @@ from tests.soak.pushes import say
 from tests.soak.result import Result
 from tests.system.running import Up
 
-PARTS = ("kills", "growth", "fuzz", "schema", "clock", "agent", "power", "cuts", "reconnects")
+PARTS = (
+    *("kills", "growth", "fuzz", "schema", "clock", "agent", "power", "cuts", "reconnects"),
+    *("node_kills", "disk_full", "updates", "swaps", "broker"),
+)
 _TAIL = 40  # lines shown again where a part failed
 
 
@@ -86,6 +89,13 @@ def _all(args: argparse.Namespace, folder: Path) -> Iterator[Result]:
         yield cuts.run()
     if "reconnects" in parts:
         yield reconnects.run()
+    if "node_kills" in parts:
+        yield _module("node_kills", "--kills", args.node_kills, "--seed", args.seed)
+    if "disk_full" in parts:
+        yield _module("disk_full", "--seed", args.seed)
+    for name, count in (("updates", args.updates), ("swaps", args.swaps), ("broker", args.broker_kills)):
+        if name in parts:
+            yield _module(name, f"--{'kills' if name == 'broker' else name}", count)
     if "clock" in parts:
         minutes = args.clock_minutes or args.minutes / 5
         yield clock.run(folder / "clock", bundles, rate=rate or 50.0, minutes=minutes, seed=args.seed)
@@ -132,6 +142,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--inputs", type=int, default=100_000, help="of the fuzz run (%(default)s)")
     parser.add_argument("--examples", type=int, default=200, help="per operation, of the schema run (%(default)s)")
     parser.add_argument("--agent-kills", type=int, default=2000, help="of an agent alone (%(default)s)")
+    parser.add_argument("--node-kills", type=int, default=100, help="of a whole node under load (%(default)s)")
+    parser.add_argument("--updates", type=int, default=50, help="one after another on a node (%(default)s)")
+    parser.add_argument("--swaps", type=int, default=1000, help="under 200 calls/s (%(default)s)")
+    parser.add_argument("--broker-kills", type=int, default=50, help="of the MQTT broker (%(default)s)")
     parser.add_argument("--images", type=int, default=500, help="of a disk after a power loss (%(default)s)")
     parser.add_argument("--rate", type=float, default=0.0, help="calls/s; 0: 60 %% of what is measured first")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31), help="(random; printed)")

@@ -173,11 +173,13 @@ class World:
         """An agent whose calls go to `source` (default: this world's store), on the folder `name`."""
         wiring = {"source": self.source, "on_event": self.events.append, "clock": self.clock}
         wiring |= {key: options.pop(key) for key in ("source", "on_event", "clock", "reporter") if key in options}
+        return Agent(self.agent_config(name, **options), installer, **wiring)
+
+    def agent_config(self, name: str = "node", **options: Any) -> AgentConfig:
         options.setdefault("probation", ProbationLimits(seconds=0))
-        config = AgentConfig(
+        return AgentConfig(
             folder=self.folder / name, root=self.root, source=options.pop("address", "unused"), **options
         )
-        return Agent(config, installer, **wiring)
 
     def events_of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]

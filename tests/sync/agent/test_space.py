@@ -12,6 +12,7 @@ import pytest
 
 from common.errors import NoSpace
 from sync.agent import space
+from sync.agent.failpoints import stopping
 from sync.release import FileEntry
 from tests.sync.fakes import FakeInstaller, World, trained, weights
 
@@ -76,6 +77,33 @@ def test_a_disk_that_is_too_small_is_found_before_anything_is_fetched(small_disk
         (small_disk / "other").unlink()
         assert agent.run_once()  # nobody had to do anything here
     assert installer.serving == {"digits": "2"}
+
+
+@pytest.mark.parametrize(("missing", "state"), [(4096, "WAITING"), (0, "COMMITTED")])  # bytes: a page of the disk
+def test_what_is_needed_to_the_page_is_enough_and_a_page_less_is_refused(
+    small_disk: Path, world: World, missing: int, state: str
+) -> None:
+    world.publish(weights())
+    with world.agent(FakeInstaller(), str(small_disk)) as agent:
+        assert agent.run_once()
+    manifest = world.publisher.manifest("digits", world.publish(trained(weights())).version)
+    assert manifest is not None
+    names = manifest.files_for(manifest.variants[0], "onnxruntime")
+    needed = sum(-(-file.size // 4096) * 4096 for file in manifest.files if file.path in names)
+
+    def stop(name: str) -> None:
+        if name == "admitted":  # its space is taken next
+            fill(small_disk / "other", leave=needed + space.SPARE_BYTES - missing)
+
+    installer = FakeInstaller()
+    with stopping(stop), world.agent(installer, str(small_disk)) as agent:
+        agent.restore()
+        assert agent.run_once() is (missing == 0)
+        (status,) = agent.status()
+    assert status.state == state
+    assert installer.serving == {"digits": "1" if missing else "2"}
+    if missing:
+        assert (status.code, status.active) == ("DISK_FULL", "1")
 
 
 def fill(path: Path, *, leave: int) -> None:
