@@ -306,6 +306,14 @@ class NoSpace(SyncError):
         super().__init__(f"{path} has no room: {needed} bytes are needed, {free} are free")
 
 
+class BuildTimedOut(SyncError):
+    """Preparing or gating a release took too long. It is tried again, within the attempts that a release has."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        self.what, self.seconds = what, seconds
+        super().__init__(f"{what} was given up after {seconds:g} s")
+
+
 class IncompatibleRelease(SyncError):
     """No variant of the release runs on this node."""
 

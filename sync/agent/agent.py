@@ -62,6 +62,7 @@ class AgentConfig:
     rate_bytes_s: float | None = None  # of what is read from a sync service; None: no limit
     peers: tuple[str, ...] = ()  # host:port of nodes nearby, asked for slabs first
     probation: ProbationLimits = field(default_factory=ProbationLimits)
+    build_timeout_s: float = 1800.0  # of preparing an engine, and of gating it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,7 @@ class Agent:
             window=config.window,
             probation_s=config.probation.seconds,
             peers=config.peers,
+            build_timeout_s=config.build_timeout_s,
         )
         now = self._clock.now
         self._steps = Steps(

@@ -8,6 +8,7 @@ from typing import Final
 
 from common.errors import (
     BadRelease,
+    BuildTimedOut,
     EngineUnavailable,
     FetchError,
     FolderUnusable,
@@ -27,6 +28,8 @@ def code_of(exc: BaseException) -> Code:
         return Code.SOURCE if exc.is_permanent else Code.NETWORK
     if isinstance(exc, NoSpace | FolderUnusable) or (isinstance(exc, OSError) and exc.errno in _FULL):
         return Code.DISK_FULL
+    if isinstance(exc, BuildTimedOut):
+        return Code.BUILD_FAILED
     if isinstance(exc, EngineUnavailable | Unavailable):
         return Code.NOT_READY
     if isinstance(exc, IncompatibleRelease):

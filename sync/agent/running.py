@@ -53,6 +53,8 @@ class SyncOptions:
     window: str | None = None  # HH:MM-HH:MM (UTC) of each day in which may be fetched and installed; none: always
     # 0..86400: how long a version is watched after it began to serve, the one before kept ready; 0: not at all
     probation_s: float = 60.0
+    # 1..86400: of preparing an engine for a new version, and of its golden set; three that take longer refuse it
+    build_timeout_s: float = 1800.0
     max_error_share: float = 0.05  # 0..1: of its calls that may fail in probation, beyond the share of the one before
     latency_factor: float = 5.0  # 0..: times the latency of the one before that it may take in probation; 0: any
 
@@ -67,6 +69,8 @@ class SyncOptions:
             raise ValueError(f"min_gap_s must be 0..interval_s ({self.interval_s}), got {self.min_gap_s}")
         if not 0 <= self.probation_s <= 86_400:
             raise ValueError(f"probation_s must be 0..86400, got {self.probation_s}")
+        if not 1 <= self.build_timeout_s <= 86_400:
+            raise ValueError(f"build_timeout_s must be 1..86400, got {self.build_timeout_s}")
         if not 0 <= self.max_error_share <= 1 or not 0 <= self.latency_factor < math.inf:
             raise ValueError("max_error_share must be 0..1 and latency_factor 0 or more")
         if self.window is not None:
@@ -100,6 +104,7 @@ def agent_config(options: SyncOptions, folder: Path, engines: tuple[str, ...]) -
         probation=options.probation,
         rate_bytes_s=options.rate_bytes_s,
         peers=options.peers,
+        build_timeout_s=options.build_timeout_s,
     )
 
 

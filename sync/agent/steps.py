@@ -17,6 +17,7 @@ from typing import Any, Final
 from common.errors import (
     BadRelease,
     BuildError,
+    BuildTimedOut,
     EngineError,
     EngineUnavailable,
     IncompatibleRelease,
@@ -34,6 +35,7 @@ from sync.agent.ports import Installer, Source, Staged, never
 from sync.agent.reasons import code_of
 from sync.agent.space import reserve
 from sync.agent.states import Code, Record, State, Step, decide
+from sync.agent.watchdog import within
 from sync.agent.window import Window
 from sync.disk import sync_folder
 from sync.events import Hook, Installed, SlabsFetched, SyncFailed
@@ -48,12 +50,14 @@ _DEFERRED: Final = (EngineUnavailable, Unavailable)  # this node is not ready: n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
-    """What a node allows. `probation_s`: how long a version is on probation after it began to serve; 0: not at all."""
+    """What a node allows. `probation_s`: how long a version is on probation after it began to serve; 0: not at all.
+    `build_timeout_s`: of preparing an engine, and of gating it."""
 
     engines: tuple[str, ...]
     window: Window | None = None  # in which may be fetched and installed; None: always
     probation_s: float = 0.0
     peers: tuple[str, ...] = ()  # host:port of nodes nearby, asked for slabs before the source
+    build_timeout_s: float = 1800.0
 
 
 class Steps:
@@ -328,16 +332,22 @@ class Steps:
 
     def _prepare_and_activate(self, record: Record, release: Release) -> Record | None:
         """GATED and serving, or None when the gate refused it."""
-        prepared = self._installer.prepare(self._staged(release))
+        limit_s, installer = self._options.build_timeout_s, self._installer
+        name, staged = release.manifest.name, self._staged(release)
+        prepared = within(limit_s, f"the build of {name}", lambda: installer.prepare(staged), installer.discard)
         try:
             failpoint("prepared")
-            verdict = self._installer.gate(prepared)
+            verdict = within(
+                limit_s, f"the gate of {name}", lambda: installer.gate(prepared), lambda _: installer.discard(prepared)
+            )
             if verdict.passed:
                 record = self._moves.to(record, State.GATED, Code.NEW, verdict.detail)
                 failpoint("gated")
                 self._installer.activate(prepared)
                 failpoint("activated")
                 return record
+        except BuildTimedOut:  # still in use: it is discarded when the gate comes back
+            raise
         except Exception:
             self._installer.discard(prepared)
             raise

@@ -121,7 +121,7 @@ async def poll(agent: Agent) -> bool:
 # --- 6: metadata that expires between download and activation ---
 
 
-async def test_case_6_metadata_that_expires_after_the_download_stops_the_new_version_only(rig: Rig) -> None:
+async def test_rollout_case_6_metadata_that_expires_after_the_download_stops_the_new_version_only(rig: Rig) -> None:
     """Rollout 6: the signatures run out between download and activation, and the client breaks."""
     rig.publish(1)
     async with rig.started() as agent:
@@ -146,7 +146,7 @@ async def test_case_6_metadata_that_expires_after_the_download_stops_the_new_ver
         assert rig.world.source.fetched == []  # the download was not lost
 
 
-async def test_case_6_metadata_that_expires_during_the_download_breaks_nothing(rig: Rig) -> None:
+async def test_rollout_case_6_metadata_that_expires_during_the_download_breaks_nothing(rig: Rig) -> None:
     """Rollout 6: it was valid when the install was admitted: that install ends, and the next one waits."""
     rig.publish(1)
     async with rig.started() as agent:
@@ -170,7 +170,7 @@ async def test_case_6_metadata_that_expires_during_the_download_breaks_nothing(r
 # --- 22: half-copied models, and one bad load ---
 
 
-async def test_case_22_a_release_that_is_half_there_is_never_loaded(rig: Rig) -> None:
+async def test_rollout_case_22_a_release_that_is_half_there_is_never_loaded(rig: Rig) -> None:
     """Rollout 22: a poll of the folder sees a model while it is being copied."""
     rig.publish(1)
     async with rig.started() as agent:
@@ -205,7 +205,9 @@ def _cut_off(rig: Rig, agent: Agent) -> None:
     rig.world.source.tamper = lambda _name, data: data
 
 
-async def test_case_22_after_a_bad_version_the_next_one_is_loaded_and_other_models_are_not_held_up(rig: Rig) -> None:
+async def test_rollout_case_22_after_a_bad_version_the_next_one_is_loaded_and_other_models_are_not_held_up(
+    rig: Rig,
+) -> None:
     """Rollout 22: one load that fails, and nothing is reloaded any more."""
     rig.publish(1)
     rig.publish(1, model="other")
@@ -228,7 +230,7 @@ async def test_case_22_after_a_bad_version_the_next_one_is_loaded_and_other_mode
 # --- 23: staged is not served ---
 
 
-async def test_case_23_a_staged_version_is_no_default_before_it_is_activated(rig: Rig) -> None:
+async def test_rollout_case_23_a_staged_version_is_no_default_before_it_is_activated(rig: Rig) -> None:
     """Rollout 23: a version that was only staged became the default, silently or after a restart."""
     rig.publish(1)
     async with rig.started() as agent:

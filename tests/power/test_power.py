@@ -43,7 +43,7 @@ def second(library: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Out
 # --- the agent ---
 
 
-def test_what_was_committed_outlives_a_power_loss(recording: Recording) -> None:
+def test_rollout_case_5_what_was_committed_outlives_a_power_loss(recording: Recording) -> None:
     outcome = sample(recording, count=20, seed=3)
     assert outcome.problems == []
     assert (outcome.images, outcome.kept > 10) == (20, True)

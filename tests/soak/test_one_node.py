@@ -18,13 +18,13 @@ def test_a_disk_that_is_full_from_a_failpoint_on_keeps_the_old_version_serving(t
     assert problems == []
 
 
-async def test_a_node_that_is_killed_under_load_serves_whole_signed_versions(tmp_path: Path) -> None:
+async def test_rollout_case_24_a_node_that_is_killed_under_load_answers_as_its_stamp_says(tmp_path: Path) -> None:
     result = await node_kills.run(tmp_path, kills=1, seed=1)
     assert result.problems == []
     assert result.figures["answers"] > 0
 
 
-async def test_swaps_under_load_fail_no_call_and_mix_no_versions(tmp_path: Path) -> None:
+async def test_rollout_case_21_swaps_under_load_fail_no_call_and_mix_no_versions(tmp_path: Path) -> None:
     result = await swaps.run(tmp_path, swaps=4, rate=100.0)
     assert (result.figures["failed"], result.figures["mixed"]) == (0, 0)  # p99 is for the long run
     assert result.figures["calls"] > 100

@@ -68,7 +68,7 @@ def test_nodes_tell_where_they_stand_after_each_poll(world: World, capsys: pytes
     assert "LATE" in capsys.readouterr().out
 
 
-def test_a_report_that_fails_changes_nothing(world: World) -> None:
+def test_rollout_case_18_a_report_that_fails_changes_nothing(world: World) -> None:
     installer = FakeInstaller()
     world.publish(weights())
     with world.agent(installer, reporter=GrpcReports("127.0.0.1:1", lambda: "x", PlainDialer())) as agent:

@@ -92,9 +92,9 @@ def test_active_and_previous_are_kept_and_older_ones_removed(world: World, insta
     agent.close()
 
 
-def test_twenty_updates_in_a_row_all_arrive(world: World, installer: FakeInstaller) -> None:
-    agent, current = world.agent(installer), weights()
-    for version in range(1, 21):
+def test_rollout_case_26_fifty_updates_in_a_row_all_arrive(world: World, installer: FakeInstaller) -> None:
+    agent, current = world.agent(installer), weights(rows=8)
+    for version in range(1, 51):
         world.publish(current)
         assert agent.run_once()
         assert installer.serving == {"digits": str(version)}
@@ -225,7 +225,9 @@ def test_an_interrupted_fetch_goes_on_where_it_was(world: World, installer: Fake
     agent.close()
 
 
-def test_a_difference_is_only_asked_for_to_a_base_proven_on_the_disk(world: World, installer: FakeInstaller) -> None:
+def test_rollout_case_25_a_difference_is_only_asked_for_to_a_base_proven_on_the_disk(
+    world: World, installer: FakeInstaller
+) -> None:
     world.publish(weights())
     agent = world.agent(installer)
     agent.run_once()
@@ -266,7 +268,9 @@ def test_a_release_that_fails_the_gate_is_refused_once_and_for_all(world: World,
     agent.close()
 
 
-def test_refused_content_stays_refused_under_a_new_version(world: World, installer: FakeInstaller) -> None:
+def test_rollout_case_20_refused_content_stays_refused_under_a_new_version(
+    world: World, installer: FakeInstaller
+) -> None:
     world.publish(weights())
     agent = world.agent(installer)
     agent.run_once()
@@ -310,7 +314,9 @@ def test_a_release_that_cannot_be_built_is_quarantined(
         assert str(error) in only(agent).reason
 
 
-def test_a_node_that_is_not_ready_waits_without_blaming_the_release(world: World, installer: FakeInstaller) -> None:
+def test_rollout_case_20_a_node_that_is_not_ready_waits_without_blaming_the_release(
+    world: World, installer: FakeInstaller
+) -> None:
     installer.fail["prepare"] = EngineUnavailable("onnxruntime", "device busy")
     world.publish(weights())
     with world.agent(installer) as agent:
@@ -542,7 +548,7 @@ def test_an_old_desired_state_signed_anew_is_refused(world: World, installer: Fa
     agent.close()
 
 
-def test_expired_metadata_stops_new_installs_only(world: World, installer: FakeInstaller) -> None:
+def test_rollout_case_8_expired_metadata_stops_new_installs_only(world: World, installer: FakeInstaller) -> None:
     world.publish(weights(0))
     with world.agent(installer) as agent:
         agent.run_once()

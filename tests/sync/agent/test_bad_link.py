@@ -79,7 +79,9 @@ def source(address: str, **options: Any) -> Iterator[GrpcSource]:
         (grpc.StatusCode.INVALID_ARGUMENT, True),
     ],
 )
-def test_a_busy_service_is_told_from_one_that_will_never_have_it(code: grpc.StatusCode, is_permanent: bool) -> None:
+def test_rollout_case_2_a_busy_service_is_told_from_one_that_will_never_have_it(
+    code: grpc.StatusCode, is_permanent: bool
+) -> None:
     with serving(Refusing(code)) as address, source(address) as one:
         for call in (one.fetch([WHOLE]), one.read("metadata/timestamp.json")):
             with pytest.raises(FetchError, match=code.name) as caught:
@@ -191,7 +193,7 @@ def test_pieces_are_as_small_as_was_asked_for(world: World) -> None:
             assert (max(sizes), sum(sizes)) == (most, 20_000)
 
 
-def test_cuts_cost_two_percent_and_never_a_delta(tmp_path: Path) -> None:
+def test_rollout_case_1_cuts_cost_two_percent_and_never_a_delta(tmp_path: Path) -> None:
     """3 cuts, as far from one another as 200 over 256 MB (`make soak`)."""
     result = cuts.run(megabytes=3, cuts=3, folder=tmp_path, spare_bytes=512 << 10)
     assert not result.problems

@@ -62,7 +62,9 @@ def test_a_step_does_not_have_everything_signed_again(world: World, step: timede
 # --- a board without a battery ---
 
 
-def test_a_node_that_boots_in_1970_serves_waits_and_recovers(world: World, installer: FakeInstaller) -> None:
+def test_rollout_case_7_a_node_that_boots_in_1970_serves_waits_and_recovers(
+    world: World, installer: FakeInstaller
+) -> None:
     world.publish(weights())
     with world.agent(installer) as agent:
         assert agent.run_once()
@@ -83,7 +85,7 @@ def test_a_node_that_boots_in_1970_serves_waits_and_recovers(world: World, insta
         assert (status.state, status.code, again.serving) == ("COMMITTED", "SERVES", {"digits": "2"})
 
 
-def test_a_node_that_boots_in_2099_serves_and_recovers(world: World, installer: FakeInstaller) -> None:
+def test_rollout_case_7_a_node_that_boots_in_2099_serves_and_recovers(world: World, installer: FakeInstaller) -> None:
     world.publish(weights())
     with world.agent(installer) as agent:
         assert agent.run_once()

@@ -190,7 +190,9 @@ def test_a_payload_that_is_wrong_in_the_store_costs_its_full_also_after_a_break(
     assert result.breaks > 0
 
 
-def test_a_cancelled_assembly_stops_between_pieces_and_keeps_what_came(world: World, tmp_path: Path) -> None:
+def test_rollout_case_2_a_cancelled_assembly_stops_between_pieces_and_keeps_what_came(
+    world: World, tmp_path: Path
+) -> None:
     world.publish(weights())
     one, out, source = release(world), tmp_path / "out", Pieces(world.store)
     result = Fetched()
@@ -219,7 +221,7 @@ def test_an_assembly_that_is_cancelled_before_it_begins_asks_for_nothing(world: 
 # --- one writer ---
 
 
-def test_a_release_has_one_writer_and_the_other_is_told_who(world: World, tmp_path: Path) -> None:
+def test_rollout_case_3_a_release_has_one_writer_and_the_other_is_told_who(world: World, tmp_path: Path) -> None:
     world.publish(weights())
     one = release(world)
 

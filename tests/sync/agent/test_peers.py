@@ -69,7 +69,7 @@ def test_what_is_damaged_on_the_neighbours_disk_is_not_given_away(world: World, 
     assert len(world.source.fetched) == 1
 
 
-def test_a_dead_neighbour_costs_200_ms_once_a_minute(world: World, tmp_path: Path) -> None:
+def test_rollout_case_28_a_dead_neighbour_costs_200_ms_once_a_minute(world: World, tmp_path: Path) -> None:
     """It takes the connection and says nothing, which is what costs 30 s elsewhere."""
     world.publish(weights())
     now = [1000.0]

@@ -59,7 +59,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_is_too_small_is_found_before_anything_is_fetched(small_disk: Path, world: World) -> None:
+def test_rollout_case_10_a_disk_that_is_too_small_is_found_before_anything_is_fetched(
+    small_disk: Path, world: World
+) -> None:
     world.publish(weights())
     installer = FakeInstaller()
     with world.agent(installer, str(small_disk)) as agent:
@@ -80,7 +82,7 @@ def test_a_disk_that_is_too_small_is_found_before_anything_is_fetched(small_disk
 
 
 @pytest.mark.parametrize(("missing", "state"), [(4096, "WAITING"), (0, "COMMITTED")])  # bytes: a page of the disk
-def test_what_is_needed_to_the_page_is_enough_and_a_page_less_is_refused(
+def test_rollout_case_10_what_is_needed_to_the_page_is_enough_and_a_page_less_is_refused(
     small_disk: Path, world: World, missing: int, state: str
 ) -> None:
     world.publish(weights())

@@ -40,7 +40,7 @@ def test_an_interrupted_fetch_goes_on_and_a_staged_release_is_built() -> None:
 
 
 @pytest.mark.parametrize("state", sorted(set(State) - {State.PROBATION, State.ROLLING_BACK}))
-def test_a_newer_version_supersedes_at_any_point_before_probation(state: State) -> None:
+def test_rollout_case_16_a_newer_version_supersedes_at_any_point_before_probation(state: State) -> None:
     assert decide(record(state), desired("3", 3), is_quarantined=False) is Step.ADMIT
 
 

@@ -100,7 +100,7 @@ def check_rolled_back(world: World, agent: Agent, installer: FakeInstaller, code
     assert (world.source.fetched, only(agent).state) == ([], "QUARANTINED")
 
 
-def test_errors_bring_the_version_before_back_at_once(world: World, installer: FakeInstaller) -> None:
+def test_rollout_case_19_errors_bring_the_version_before_back_at_once(world: World, installer: FakeInstaller) -> None:
     with on_probation(world, installer) as agent:
         calls = len(installer.calls)
         installer.measured["digits"] = vitals(5, 5), vitals(1000, version="1")

@@ -217,7 +217,7 @@ async def tapped(target: str) -> AsyncIterator[tuple[str, Tap]]:
 
 
 @pytest.mark.parametrize("is_certified", [True, False])
-async def test_an_eavesdropper_sees_nothing_of_metadata_and_slabs(
+async def test_attack_eavesdrop_sees_nothing_of_metadata_and_slabs(
     world: World, config: ServiceConfig, device: Identity, is_certified: bool
 ) -> None:
     noise = np.random.default_rng(0).bytes(4096)  # no compression hides it
@@ -245,7 +245,7 @@ class Listening(sync_pb2_grpc.SyncServicer):
 
 
 @pytest.mark.parametrize("who", ["his own CA", "an enrolled node", "another host"])
-def test_a_man_in_the_middle_is_refused_and_the_error_names_the_attack(
+def test_attack_eavesdrop_in_the_middle_is_refused_and_the_error_names_it(
     authority: Authority, device: Identity, tmp_path: Path, who: str
 ) -> None:
     if who == "his own CA":

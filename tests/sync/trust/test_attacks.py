@@ -157,8 +157,8 @@ ATTACKS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "attack"), ATTACKS, ids=[attack.__name__ for _, attack in ATTACKS])
-def test_an_attack_is_refused_by_name_and_leaves_nothing_behind(
+@pytest.mark.parametrize(("name", "attack"), ATTACKS, ids=[f"{name}: {attack.__name__}" for name, attack in ATTACKS])
+def test_attack_is_refused_by_name_and_leaves_nothing_behind(
     scene: Scene, name: str, attack: Callable[[Scene], None]
 ) -> None:
     attack(scene)
@@ -172,7 +172,7 @@ def test_an_attack_is_refused_by_name_and_leaves_nothing_behind(
     assert scene.installer.serving == {"digits": str(scene.version)}
 
 
-def test_dropped_requests_are_told_from_an_answer(world: World, installer: FakeInstaller) -> None:
+def test_attack_drop_requests_is_told_from_an_answer(world: World, installer: FakeInstaller) -> None:
     """Somebody takes the connection and says nothing."""
     world.publish(weights())
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -200,7 +200,7 @@ class Trickle(sync_pb2_grpc.SyncServicer):
             time.sleep(0.02)
 
 
-def test_slow_retrieval_is_given_up(world: World, installer: FakeInstaller) -> None:
+def test_attack_slow_retrieval_is_given_up(world: World, installer: FakeInstaller) -> None:
     world.publish(weights())
     server = grpc.server(ThreadPoolExecutor(2))
     sync_pb2_grpc.add_SyncServicer_to_server(Trickle(world.store), server)

@@ -39,7 +39,9 @@ def signed(folder: Path, days_ago: float) -> tuple[Store, Keys]:
         (183, {"timestamp", "snapshot", "desired", "targets"}, {"timestamp", "snapshot", "desired"}),  # 365
     ],
 )
-def test_a_role_is_due_at_half_of_its_life(tmp_path: Path, days: float, due: set[str], expired: set[str]) -> None:
+def test_rollout_case_8_a_role_is_due_at_half_of_its_life(
+    tmp_path: Path, days: float, due: set[str], expired: set[str]
+) -> None:
     store, keys = signed(tmp_path, days)
     found = role_status(Repository(store, keys), keys, NOW, lives=Lives())
     assert [one.role for one in found] == list(ROLES)
