@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -14,11 +15,18 @@ import numpy as np
 import pytest
 
 from cloud.publish import Release
-from cloud.watch import Watching
+from cloud.watch import Train, Watching
 from common.cli import main, parser
 from common.errors import BuildError, StoreBusy
 from common.tensorfile import read_tensors, write_tensors
+from sync.agent.client import GrpcSource
+from sync.agent.probation import ProbationLimits
+from sync.agent.reports import GrpcReports
+from sync.fleet import read_fleet
+from sync.pki.channel import PlainDialer
+from sync.service import ServiceConfig
 from sync.watch.places import place_of
+from tests.sync.fakes import FakeInstaller, World, running, weights
 
 
 @dataclass
@@ -41,9 +49,9 @@ class Trainer:
         os.utime(path, (1e9 + self.written, 1e9 + self.written))
         return path
 
-    def watching(self, release: Any) -> Watching:
-        bundles = self.spec.parent / "bundles"
-        return Watching(release, place_of(str(self.folder)), bundles, interval_s=900.0, now=lambda: self.now)
+    def watching(self, release: Any, **options: Any) -> Watching:
+        bundles, place = self.spec.parent / "bundles", place_of(str(self.folder))
+        return Watching(release, place, bundles, interval_s=900.0, now=lambda: self.now, **options)
 
 
 @pytest.fixture
@@ -196,3 +204,91 @@ def test_wrong_flags_are_told_at_the_start(
     command = ["sync", "watch", str(trainer.folder), "--model", str(trainer.spec), "--store", "s", "--keys", "k"]
     assert main([*command, *flags]) == 2
     assert problem in capsys.readouterr().err
+
+
+@dataclass
+class Published:
+    """Stands in for building a bundle; what it releases is real."""
+
+    args: argparse.Namespace
+    world: World
+    checkpoint: Path | None = None
+    lines: list[str] = field(default_factory=list)
+
+    def once(self) -> None:
+        assert self.checkpoint is not None
+        bias = read_tensors(self.checkpoint)["last.bias"]
+        self.world.publish(weights() | {"fc.bias": bias.astype(np.float32)})
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_in_train_mode_the_newest_waits_for_the_end_of_the_rollout_and_those_between_are_skipped(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    """A service, two nodes that report to it, one of them with a probation."""
+    world = World(tmp_path / "world")
+    release = Published(argparse.Namespace(spec=trainer.spec), world)
+    state = tmp_path / "state"
+    config = ServiceConfig(store=str(world.store.root), state=str(state))
+    with running(config) as address, contextlib.ExitStack() as stack:
+        agents = []
+        for name, seconds in (("quick", 0.0), ("watching", 60.0)):
+            reporter = GrpcReports(address, lambda name=name: name, PlainDialer())  # type: ignore[misc]
+            wiring = {"source": GrpcSource(address, timeout_s=10.0), "reporter": reporter}
+            probation = ProbationLimits(seconds=seconds)
+            agents.append(stack.enter_context(world.agent(FakeInstaller(), name, probation=probation, **wiring)))
+
+        def poll() -> list[str | None]:
+            for agent in agents:
+                assert agent.run_once()
+            return [one.active for agent in agents for one in agent.status()]
+
+        train = Train(
+            lambda: read_fleet(state / "fleet.db"), world.publisher.current, home=state / "train", deadline_s=3600.0
+        )
+        watching = trainer.watching(release, rollouts=train)
+
+        def look() -> None:
+            trainer.now += 1000.0  # more than an interval
+            watching.once()
+            watching.once()
+
+        trainer.write("1.safetensors", 1.1)
+        look()
+        assert poll() == ["1", "1"]
+        trainer.write("2.safetensors", 1.2)
+        look()
+        assert poll() == ["1", "1"]
+        assert release.lines[-1].endswith("digits/1 is on its way to 1 of 2 nodes (watching)")
+        trainer.write("3.safetensors", 1.3)
+        look()
+        world.clock.advance(seconds=61)
+        agents[1].look()  # its probation has ended well
+        poll()
+        look()
+        assert poll() == ["2", "2"]
+        manifest = world.publisher.manifest("digits", "2")
+        assert manifest is not None
+        assert float(
+            read_tensors(trainer.spec.parent / "bundles/digits/.watched/checkpoint.safetensors")["last.bias"][0]
+        ) == bias(trainer, 1.3)
+        assert world.publisher.manifest("digits", "3") is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (("--mode", "train"), "--fleet: is not given"),
+        (("--mode", "train", "--fleet", "nowhere"), "nowhere has no fleet.db"),
+        (("--fleet", "somewhere"), "belong to another mode"),
+    ],
+)
+def test_train_wants_to_know_where_nodes_report(
+    trainer: Trainer, tmp_path: Path, flags: tuple[str, ...], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World(tmp_path / "world")
+    where = ["--store", str(world.store.root), "--keys", str(world.folder / "keys"), "--model", str(trainer.spec)]
+    assert main(["sync", "watch", str(trainer.folder), *where, *flags]) == 2
+    assert what in capsys.readouterr().err
