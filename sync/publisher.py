@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -206,13 +207,25 @@ class Publisher:
     def _store_file(self, source: Source, *, heals: bool) -> FileEntry:
         with source.opened() as fd:
             before = os.fstat(fd)
-            slabs = tuple(self._store_slab(fd, one, heals=heals) for one in source.cuts)
+            slabs = self._store_slabs(fd, source.cuts, heals=heals)
             digest, size = file_digest(fd)
             after = os.fstat(fd)
         if size != source.layout.size or before.st_mtime_ns != after.st_mtime_ns:
             raise source.changed()
         tensors = tuple(_entry(tensor, indices) for tensor, indices in _slabs_of(source.layout.tensors, source.cuts))
         return FileEntry(path=source.name, size=size, digest=digest, tensors=tensors, slabs=slabs)
+
+    def _store_slabs(self, fd: int, cuts: Sequence[Cut], *, heals: bool) -> tuple[SlabEntry, ...]:
+        """In the order of `cuts`, as many at a time as the store likes. The first failure ends it."""
+        if self._store.writers == 1:
+            return tuple(self._store_slab(fd, one, heals=heals) for one in cuts)
+        with ThreadPoolExecutor(self._store.writers, thread_name_prefix="sync-publish") as pool:
+            pending = [pool.submit(self._store_slab, fd, one, heals=heals) for one in cuts]
+            try:
+                return tuple(one.result() for one in pending)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
 
     def _store_slab(self, fd: int, place: Cut, *, heals: bool) -> SlabEntry:
         """`heals`: an object that the store has is read, and written anew where it is damaged."""

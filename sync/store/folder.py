@@ -40,6 +40,7 @@ class StoredFile:
 class Store:
     """Reads and writes by name; knows nothing of what the bytes mean."""
 
+    writers: int = 1
     look_s: float = 0.5  # between two looks for a new timestamp, which cost nothing here
 
     def __init__(self, root: Path) -> None:

@@ -27,6 +27,7 @@ TIMEOUT_S: Final = 20.0  # of a request: well below what others wait before they
 class ObjectStore:
     """Reads and writes by name; knows nothing of what the bytes mean. `address`: s3://bucket/prefix."""
 
+    writers: int = 16  # each waits for two answers
     look_s: float = 5.0  # between two looks for a new timestamp: each is a request that costs
 
     def __init__(self, address: str, *, timeout_s: float = TIMEOUT_S) -> None:

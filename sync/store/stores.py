@@ -23,6 +23,7 @@ class AnyStore(Protocol):
     """A `Store`, or anything that keeps bytes under the same names. What each method does is said there."""
 
     look_s: float
+    writers: int  # slabs that are written at a time: 1 where each costs no wait
 
     @property
     def root(self) -> Path | str: ...

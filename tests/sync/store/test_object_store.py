@@ -6,10 +6,12 @@ import contextlib
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from common.cli import main
@@ -376,3 +378,36 @@ def test_a_folder_needs_no_obstore_and_a_bucket_says_what_it_lacks(
     assert isinstance(open_store(tmp_path), Store)
     with pytest.raises(ConfigError, match=r"outrider\[s3\]"):
         open_store("s3://bucket/x")
+
+
+def test_slabs_go_up_side_by_side_and_the_first_failure_ends_it(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    create, lock = Bucket.create, threading.Lock()
+    under_way, most, made = 0, 0, 0
+
+    def slow(bucket: Bucket, name: str, data: bytes) -> str | None:
+        nonlocal under_way, most, made
+        if not name.startswith("objects/"):
+            return create(bucket, name, data)
+        with lock:
+            under_way, made = under_way + 1, made + 1
+            most = max(most, under_way)
+        time.sleep(0.02)
+        with lock:
+            under_way -= 1
+        if made > limit:
+            raise BucketError(name, "503 Slow Down")
+        return create(bucket, name, data)
+
+    monkeypatch.setattr(Bucket, "create", slow)
+    tensors = {f"layer.{number}": np.full((512, 512), number, np.float32) for number in range(24)}  # a slab each
+    limit = 5
+    with pytest.raises(BucketError, match="503"):
+        fleet.publish(tensors)
+    assert made < 2 * 24  # of two files
+    assert under_way == 0
+    limit, made = 10_000, 0
+    assert fleet.publish(tensors).version == "1"
+    assert 1 < most <= ObjectStore.writers
+    with fleet.agent(fleet.address) as agent:
+        assert agent.run_once()
+    assert fleet.installer.serving == {"digits": "1"}
