@@ -60,7 +60,7 @@ def _agent(args: argparse.Namespace) -> int:
     installer = LinkInstaller(folder / "current", tuple(args.variant or ()))
     options, engines = _options(args), tuple(args.engine or _ENGINES)
     if args.once:
-        return _once(options, folder, installer, engines)
+        return _once(options, folder, installer, engines, args.name)
 
     async def run() -> None:
         stopped = asyncio.Event()
@@ -87,11 +87,12 @@ def _options(args: argparse.Namespace) -> SyncOptions:
     return parse(given, SyncOptions, "sync agent")
 
 
-def _once(options: SyncOptions, folder: Path, installer: LinkInstaller, engines: tuple[str, ...]) -> int:
+def _once(options: SyncOptions, folder: Path, installer: LinkInstaller, engines: tuple[str, ...], name: str) -> int:
     from sync.agent.agent import Agent
-    from sync.agent.running import agent_config
+    from sync.agent.running import agent_config, reporter_of
 
-    with Agent(agent_config(options, folder, engines), installer) as agent:
+    config = agent_config(options, folder, engines)
+    with Agent(config, installer, reporter=reporter_of(options, name, config.identity)) as agent:
         agent.restore()
         is_ok = agent.run_once()
         for one in agent.status():
@@ -103,17 +104,19 @@ def _once(options: SyncOptions, folder: Path, installer: LinkInstaller, engines:
 
 def _why(args: argparse.Namespace) -> int:
     from common.errors import ConfigError
-    from sync.agent.why import find_journal, screen, why
+    from sync.agent.why import find_journal, last_poll, poll_line, poll_to_dict, screen, why
 
-    found = why(find_journal(args.node), args.model)
+    journal = find_journal(args.node)
+    found = why(journal, args.model)
     if args.model is not None and not found:
         raise ConfigError(
             "sync why", "MODEL", f"{args.node} knows no model {args.model!r}", "a model that it was given"
         )
     if args.json:
-        print(json.dumps({"models": [one.to_dict() for one in found]}))
+        print(json.dumps({"models": [one.to_dict() for one in found], "poll": poll_to_dict(last_poll(journal))}))
     elif not found:
         print("no model yet: the node has not heard of a desired state")
+        print(f"  last poll  {poll_line(last_poll(journal))}")
     else:
         print("\n".join(line for one in found for line in screen(one)))
     return 0

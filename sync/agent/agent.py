@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from common.clock import Clock, SystemClock
-from common.errors import OutriderError
+from common.errors import FolderUnusable, OutriderError
 from sync.agent.folders import make_folder
 from sync.agent.journal import Journal, Release
 from sync.agent.ports import Installer, Source
@@ -269,6 +269,8 @@ class Agent:
             self.last_error = str(exc)
         except OSError as exc:
             self.last_error = f"{exc.filename or self.config.folder}: {exc.strerror or exc}"
+        with contextlib.suppress(FolderUnusable):  # a full disk: a poll is no less of a poll
+            self._journal.save_poll(self.last_error or "")
         self._emit(PollDone(error=self.last_error, seconds=self._clock.monotonic() - started))
         is_ok = self.last_error is None and self._advance_all(view)
         with self._wakeup:

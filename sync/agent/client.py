@@ -154,6 +154,8 @@ class GrpcSource:
         if (found := eavesdropper(what, self._address, exc.details())) is not None:
             return found
         problem = f"{code.name} from {self._address}: {exc.details()}"
+        if isinstance(self._dialer, PlainDialer) and "Socket closed" in (exc.details() or ""):
+            problem += "; a service that speaks TLS wants an identity (`outrider sync enrol`)"
         return FetchError(what, problem, is_permanent=code in _PERMANENT)
 
 

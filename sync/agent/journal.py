@@ -67,6 +67,9 @@ _MIGRATIONS: Final = (
     ALTER TABLE counters ADD COLUMN seal BLOB;
     ALTER TABLE transitions ADD COLUMN seal BLOB;
     """,
+    """
+    CREATE TABLE polls (name TEXT PRIMARY KEY, at REAL NOT NULL, through_at REAL, problem TEXT NOT NULL, seal BLOB);
+    """,
 )
 _SEALED_SINCE: Final = 3
 
@@ -109,10 +112,13 @@ _RELEASES: Final = _Table("releases", "model, version, variant, engine, manifest
 _QUARANTINE: Final = _Table("quarantine", "model, digest, plan, version, reason")
 _COUNTERS: Final = _Table("counters", "model, name, value")
 _TRANSITIONS: Final = _Table("transitions", "model, at, old, new, version, code, reason")
-_TABLES: Final = (_FLOORS, _MODELS, _RELEASES, _QUARANTINE, _COUNTERS, _TRANSITIONS)
+_POLLS: Final = _Table("polls", "name, at, through_at, problem")
+_UNSEALED_BEFORE: Final = (_FLOORS, _MODELS, _RELEASES, _QUARANTINE, _COUNTERS, _TRANSITIONS)
+_TABLES: Final = (*_UNSEALED_BEFORE, _POLLS)
 logger = logging.getLogger(__name__)
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108  # a private folder is made in it; a full disk may be that of /tmp too
 _TIME: Final = "(time)"  # among the floors: seconds since 1970; no role is called that
+_POLL_EACH_S: Final = 60.0
 MAX_TRANSITIONS: Final = 50  # remembered of each model
 
 
@@ -126,6 +132,16 @@ class Transition:
     version: str | None
     code: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poll:
+    """The last one that was noted: seconds since 1970 by this node's clock. `through_at`: of the last one without a
+    problem."""
+
+    at: float
+    through_at: float | None
+    problem: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +322,21 @@ class Journal:
             with self.transaction():
                 self._put(_FLOORS, _TIME, int(floor.timestamp()))
 
+    # --- polls ---
+
+    def poll(self) -> Poll | None:
+        row = self._one(_POLLS.select)
+        return None if row is None else Poll(at=row[1], through_at=row[2], problem=row[3])
+
+    def save_poll(self, problem: str) -> None:
+        """Notes that a poll has ended; one like the last one is noted once a minute."""
+        now, last = self._now(), self.poll()
+        if last is not None and last.problem == problem and 0 <= now - last.at < _POLL_EACH_S:
+            return
+        through_at = now if not problem else None if last is None else last.through_at
+        with self.transaction():
+            self._put(_POLLS, "last", now, through_at, problem)
+
     # --- releases on disk ---
 
     def save_release(self, release: Release) -> None:
@@ -380,7 +411,7 @@ class Journal:
             raise SyncError(f"journal {path} has schema {version}, this version reads up to {len(_MIGRATIONS)}")
         for number in range(version, len(_MIGRATIONS)):
             sealed = number + 1 == _SEALED_SINCE  # what was there before is taken as it is
-            script = _MIGRATIONS[number] + " ".join(table.first_seal for table in _TABLES if sealed)
+            script = _MIGRATIONS[number] + " ".join(table.first_seal for table in _UNSEALED_BEFORE if sealed)
             self._db.executescript(f"BEGIN; {script} PRAGMA user_version = {number + 1}; COMMIT;")
 
 

@@ -128,7 +128,7 @@ async def running_agent(
     config = agent_config(options, folder, engines)
     identity = config.identity
     try:
-        reporter = _reporter(options, name, identity)
+        reporter = reporter_of(options, name, identity)
         agent = await asyncio.to_thread(Agent, config, installer, on_event=on_event, reporter=reporter)
     except (FolderUnusable, OSError) as exc:
         if isinstance(exc, FolderUnusable) or exc.errno in _WORN:
@@ -162,7 +162,8 @@ async def running_agent(
         await asyncio.to_thread(agent.stop)
 
 
-def _reporter(options: SyncOptions, name: str, identity: Identity | None) -> Reporter:
+def reporter_of(options: SyncOptions, name: str, identity: Identity | None) -> Reporter:
+    """Who tells the service where this node stands: as `name`, or as its certificate says."""
     if "://" in options.source or not options.reports:
         return NoReports()
     from sync.pki.channel import CertifiedDialer, PlainDialer

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, FolderUnusable, SyncError
-from sync.agent.journal import Journal, Transition, journal_copy
+from sync.agent.journal import Journal, Poll, Transition, journal_copy
 from sync.agent.reasons import WAY_OUT
 from sync.agent.space import SPARE_BYTES
 from sync.agent.states import Code, Record, State
@@ -33,6 +33,7 @@ class Why:
     transitions: Sequence[Transition]
     counters: Mapping[str, int]
     free_bytes: int  # of the disk with the journal
+    poll: Poll | None  # the last one; None: there was none
 
     @property
     def is_disk_full(self) -> bool:
@@ -66,6 +67,7 @@ class Why:
             ],
             "counters": dict(self.counters),
             "free_bytes": self.free_bytes,
+            "poll": poll_to_dict(self.poll),
         }
 
 
@@ -88,12 +90,35 @@ def why(journal: Path, model: str | None = None) -> tuple[Why, ...]:
                     transitions=found.transitions(one.model),
                     counters=found.counters(one.model),
                     free_bytes=disk.f_bavail * disk.f_frsize,
+                    poll=found.poll(),
                 )
                 for one in found.records()
                 if model in (None, one.model)
             )
         except sqlite3.Error as exc:
             raise SyncError(f"{journal} cannot be read: {exc}") from exc
+
+
+def last_poll(journal: Path) -> Poll | None:
+    """Of the node as a whole: there may be no model yet. Raises as `why`."""
+    with _reader(journal) as found:
+        try:
+            return found.poll()
+        except sqlite3.Error as exc:
+            raise SyncError(f"{journal} cannot be read: {exc}") from exc
+
+
+def poll_to_dict(poll: Poll | None) -> dict[str, Any] | None:
+    return None if poll is None else {"at": poll.at, "through_at": poll.through_at, "problem": poll.problem}
+
+
+def poll_line(poll: Poll | None) -> str:
+    if poll is None:
+        return "none yet"
+    if not poll.problem:
+        return f"{_time(poll.at)}, got through"
+    through = "none before got through" if poll.through_at is None else f"the last that did: {_time(poll.through_at)}"
+    return f"{_time(poll.at)} did NOT get through ({through}): {poll.problem}"
 
 
 @contextmanager
@@ -121,6 +146,7 @@ def screen(one: Why) -> list[str]:
         f"  reason     {_reason(record)}",
         f"  changes    {WAY_OUT[record.code]}",
         f"  next try   {_next_try(record)}",
+        f"  last poll  {poll_line(one.poll)}",
     ]
     if one.is_disk_full:
         lines.append(

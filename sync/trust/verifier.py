@@ -37,6 +37,7 @@ Read = Callable[[str], Iterator[bytes]]  # a signed file by name, in chunks; Fet
 _SCHEME: Final = "sync:///"
 _MANIFESTS: Final = "releases/"
 _FRAME_BYTES: Final = 64 << 10  # a frame may be longer than what is in it, by far less than this
+_REFUSED: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")  # the service's own word to this node: it did answer
 _MAX_ROOTS: Final = 1 << 14  # since the first one: a node may have been away for as long as it likes
 
 
@@ -228,6 +229,8 @@ def _signed_at(updater: Updater) -> datetime | None:
 
 
 def _unanswered(exc: FetchError) -> FetchError:
+    if exc.problem.startswith(_REFUSED):
+        return exc
     return FetchError(exc.what, f"{exc.problem} (an outage, or a drop requests attack)")
 
 

@@ -17,9 +17,10 @@ from tests.power.record import Recording
 
 _NODE: Final = "state/node"
 _AFTER: Final = (4, 12, 40)  # calls after a sync among which the power goes
+EMPTY: Final = "SQLite: the journal while it is made"
 _PLACES: Final = (  # path; only fdatasync; name
     (r"|state", False, "folders on the way to the node's own"),
-    (rf"{_NODE}/journal\.db-journal", True, "SQLite: the journal while it is made"),
+    (rf"{_NODE}/journal\.db-journal", True, EMPTY),
     (rf"{_NODE}/journal\.db-wal", True, "SQLite: each transaction (synchronous=FULL)"),
     (rf"{_NODE}/journal\.db", True, "SQLite: what a checkpoint copies into the journal"),
     (rf"{_NODE}", True, "SQLite: names of the journal's files"),
@@ -36,6 +37,7 @@ _OF_NODE: Final = {"models": "node folder: the name of models", "current": "node
 
 # What no crash image misses, and why it is there all the same.
 HARMLESS: Final = {
+    EMPTY: "nothing was promised yet: a torn journal is set aside and begun anew",
     "a manifest that is cached": "a cache: held against its signed hash, and fetched again",
     "the name of a manifest that is cached": "a cache: held against its signed hash, and fetched again",
 }

@@ -168,7 +168,7 @@ def run(folder: Path, places: Sequence[str], rng: random.Random | None = None) -
         with disk(folder / f"disk-{number}") as mounted:
             if mounted is None:
                 return None
-            nth = 1 if rng is None or place != "slab written" else rng.randint(1, 4)
+            nth = 1 if rng is None or place != "slab written" else rng.randint(1, 3)
             problems += Case(World(folder / f"world-{number}"), mounted, place, nth).run()
     return problems
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from common.cli import main
+from common.errors import FetchError
 from common.serving.vitals import Vitals
-from sync.agent.journal import MAX_TRANSITIONS, Journal
+from sync.agent.journal import MAX_TRANSITIONS, Journal, Poll
 from sync.agent.probation import ProbationLimits
 from sync.agent.states import Record, State
 from sync.agent.window import Window
+from sync.fleet import read_fleet
 from sync.service import ServiceConfig
 from tests.sync.fakes import FakeInstaller, World, running, trained, weights
 
@@ -71,7 +74,7 @@ def test_why_tells_what_serves_and_why_not_more(world: World, capsys: pytest.Cap
     assert lines["reason"] == "GATE_FAILED: golden gate: loss 0.9 is over 0.02"
     assert lines["changes"] == "another desired release, or another engine or variant on this node"
     assert lines["next"] == "try   not this content: it was refused for good"
-    assert "BUILDING -> QUARANTINED  version 2  GATE_FAILED" in text.splitlines()[8]
+    assert "BUILDING -> QUARANTINED  version 2  GATE_FAILED" in text.splitlines()[9]
 
 
 def test_why_as_json(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,3 +143,49 @@ def test_a_journal_of_the_first_schema_is_taken_over(tmp_path: Path) -> None:
         model="digits", state=State.COMMITTED, version="3", digest="d", active="3", previous="2"
     )
     journal.close()
+
+
+def test_why_says_that_the_last_poll_did_not_get_through(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    node = world.folder / "node"
+    with world.agent(FakeInstaller()) as one:
+        assert "last poll  none yet" in asked(node, capsys)
+        world.source.error = FetchError("metadata/timestamp.json", "UNAUTHENTICATED: the certificate was revoked")
+        assert not one.run_once()
+        text = asked(node, capsys)  # with no model yet
+        assert "did NOT get through (none before got through): fetching metadata/timestamp.json" in text
+        world.source.error = None
+        world.publish(weights())
+        assert one.run_once()
+        began = world.clock.now().strftime("%Y-%m-%d %H:%M:%S UTC")
+        assert f"last poll  {began}, got through" in asked(node, capsys)
+        world.clock.advance(hours=1)
+        world.source.error = FetchError("metadata/timestamp.json", "UNAUTHENTICATED: the certificate was revoked")
+        assert not one.run_once()
+    text = asked(node, capsys)
+    assert f"did NOT get through (the last that did: {began})" in text
+    assert "the certificate was revoked" in text
+    assert "attack" not in text  # it was an answer
+    poll = json.loads(asked(node, capsys, "--json"))["poll"]
+    assert poll["at"] - poll["through_at"] == pytest.approx(3600, abs=1)
+
+
+def test_polls_that_are_alike_are_noted_once_a_minute(tmp_path: Path) -> None:
+    clock = [1000.0]
+    with closing(Journal(tmp_path / "journal.db", now=lambda: clock[0])) as journal:
+        for clock[0] in (1000.0, 1010.0, 1059.0):
+            journal.save_poll("")
+        assert journal.poll() == Poll(at=1000.0, through_at=1000.0, problem="")
+        journal.save_poll("gone")  # what is new is noted at once
+        assert journal.poll() == Poll(at=1059.0, through_at=1000.0, problem="gone")
+        clock[0] = 1200.0
+        journal.save_poll("gone")
+        assert journal.poll() == Poll(at=1200.0, through_at=1000.0, problem="gone")
+
+
+def test_a_single_poll_reports_too(world: World) -> None:
+    state = world.folder / "state"
+    with running(ServiceConfig(store=str(world.store.root), state=str(state))) as address:
+        world.publish(weights())
+        assert agent(world, address, "--name", "kitchen") == 0
+    (node,) = read_fleet(state / "fleet.db")
+    assert (node.node, [(one.model, one.active) for one in node.models]) == ("kitchen", [("digits", "1")])
