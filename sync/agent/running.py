@@ -61,6 +61,10 @@ class SyncOptions:
     def __post_init__(self) -> None:
         if not 0.1 <= self.interval_s <= 86_400 * 7:
             raise ValueError(f"interval_s must be 0.1..{86_400 * 7}, got {self.interval_s}")
+        if "://" not in self.source and not _is_address(self.source):
+            raise ValueError(f"source must be host:port, http://, https:// or s3://bucket/prefix, got {self.source!r}")
+        if self.broker is not None and not _is_address(self.broker):
+            raise ValueError(f"broker must be host:port, got {self.broker!r}")
         if self.identity is not None and "://" in self.source:
             raise ValueError(f"identity is for a sync service at host:port, not for {self.source!r}")
         if self.ca is not None and self.identity is None:
@@ -78,7 +82,7 @@ class SyncOptions:
         if self.rate_bytes_s is not None and not 1024 <= self.rate_bytes_s < math.inf:
             raise ValueError(f"rate_bytes_s must be 1024 or more, got {self.rate_bytes_s}")
         for address in (*self.peers, *([] if self.serve_peers is None else [self.serve_peers])):
-            if not address.rpartition(":")[0] or not address.rpartition(":")[2].isdigit():
+            if not _is_address(address):
                 raise ValueError(f"peers and serve_peers must be host:port, got {address!r}")
         if self.identity is not None and (self.peers or self.serve_peers):
             raise ValueError("peers and serve_peers are plain gRPC, which identity (TLS) rules out")
@@ -88,6 +92,11 @@ class SyncOptions:
         return ProbationLimits(
             seconds=self.probation_s, max_error_share=self.max_error_share, latency_factor=self.latency_factor
         )
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdigit()
 
 
 def agent_config(options: SyncOptions, folder: Path, engines: tuple[str, ...]) -> AgentConfig:

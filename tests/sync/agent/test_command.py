@@ -189,3 +189,22 @@ def test_a_single_poll_reports_too(world: World) -> None:
         assert agent(world, address, "--name", "kitchen") == 0
     (node,) = read_fleet(state / "fleet.db")
     assert (node.node, [(one.model, one.active) for one in node.models]) == ("kitchen", [("digits", "1")])
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (
+            ("--source", "127.0.0.1"),
+            "source must be host:port, http://, https:// or s3://bucket/prefix, got '127.0.0.1'",
+        ),
+        (("--source", "h:1", "--broker", "b"), "broker must be host:port, got 'b'"),
+    ],
+)
+def test_an_address_that_is_none_is_said_at_once(
+    world: World, given: tuple[str, ...], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--folder", str(world.folder / "node"), "--root", str(world.root))
+    assert main(["sync", "agent", *where, "--once", *given]) == 2
+    assert what in capsys.readouterr().err
+    assert not (world.folder / "node").exists()
