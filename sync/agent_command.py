@@ -66,7 +66,10 @@ def _agent(args: argparse.Namespace) -> int:
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        async with running_agent(options, folder, installer, name=args.name, engines=engines, on_event=events):
+        agent = running_agent(
+            options, folder, installer, name=args.name, engines=engines, on_event=events, in_memory=False
+        )  # links on a disk cannot lead to what is in memory for a while
+        async with agent:
             print(f"agent: releases in {args.folder}, from {args.source}", file=sys.stderr, flush=True)
             await stopped.wait()
 

@@ -8,13 +8,14 @@ import errno
 import logging
 import math
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError, FolderUnusable
 from sync.agent.agent import EVERY_MODEL, Agent, AgentConfig
 from sync.agent.frozen import restore_frozen
+from sync.agent.in_memory import memory_folder
 from sync.agent.peer_service import peer_service
 from sync.agent.ports import Installer
 from sync.agent.probation import ProbationLimits
@@ -126,32 +127,45 @@ async def running_agent(
     name: str,
     engines: tuple[str, ...],
     on_event: Hook = ignore,
+    in_memory: bool = True,
 ) -> AsyncIterator[Agent | None]:
     """Restores what is on the disk before it yields, polls and listens meanwhile, ends the thread on leaving.
 
     `name`: as which this node reports, unless it has a certificate: then its name counts.
 
-    None where the disk is full or read-only: what was committed serves, and nothing new comes until the next start.
+    Where the disk takes no writes, what was committed serves and new versions are kept in memory. None where that
+    cannot be, or is not wanted (`in_memory`): nothing new comes until the next start.
     Raises `StoreBusy` when another agent has `folder`, `ConfigError` when there is no root at `options.root`.
     """
     config = agent_config(options, folder, engines)
     identity = config.identity
+    memory_stack, stack = contextlib.ExitStack(), contextlib.ExitStack()
+    reporter = reporter_of(options, name, identity)
     try:
-        reporter = reporter_of(options, name, identity)
         agent = await asyncio.to_thread(Agent, config, installer, on_event=on_event, reporter=reporter)
     except (FolderUnusable, OSError) as exc:
         if isinstance(exc, FolderUnusable) or exc.errno in _WORN:
             problem = str(exc) if isinstance(exc, FolderUnusable) else f"{exc.filename or folder}: {exc.strerror}"
-            _log.error("no updates of parameters: %s; serving what is installed", problem)
             on_event(PollDone(error=problem, seconds=0.0))
-            await asyncio.to_thread(restore_frozen, config, installer, on_event)
-            yield None
-            return
-        accepted = "the sync service's first root.json, and a folder to write in"
-        raise ConfigError("sync", str(exc.filename or folder), f"cannot be used: {exc.strerror}", accepted) from exc
+            memory = await asyncio.to_thread(memory_stack.enter_context, memory_folder(folder)) if in_memory else None
+            if memory is None:
+                _log.error("no updates of parameters: %s; serving what is installed", problem)
+                await asyncio.to_thread(restore_frozen, config, installer, on_event)
+                with memory_stack:
+                    yield None
+                return
+            _log.error("%s; serving what is installed, new versions are kept in memory until the next start", problem)
+            config = replace(config, folder=memory)
+            try:
+                agent = await asyncio.to_thread(Agent, config, installer, on_event=on_event, reporter=reporter)
+            except BaseException:
+                memory_stack.close()
+                raise
+        else:
+            accepted = "the sync service's first root.json, and a folder to write in"
+            raise ConfigError("sync", str(exc.filename or folder), f"cannot be used: {exc.strerror}", accepted) from exc
     agent.start()
     tasks: list[asyncio.Task[None]] = []
-    stack = contextlib.ExitStack()
     try:
         await asyncio.to_thread(agent.wait_restored, 60.0)
         if options.broker is not None:
@@ -169,6 +183,7 @@ async def running_agent(
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(stack.close)
         await asyncio.to_thread(agent.stop)
+        await asyncio.to_thread(memory_stack.close)
 
 
 def reporter_of(options: SyncOptions, name: str, identity: Identity | None) -> Reporter:

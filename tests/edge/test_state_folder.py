@@ -113,12 +113,41 @@ async def test_full_disk_stops_updates_only_and_says_where(
     try:
         caplog.clear()
         async with Node(config) as node:
-            assert node.agent is None
             answer = await node.infer("linear", {"x": X})
             assert (answer.stamp.target, answer.stamp.version) == ("edge", "2")
+            sync.publisher.publish(write_bundle(tmp_path / "three", weight=3 * WEIGHT))
+            await until_version(node, "3")  # in memory
+            answer = await node.infer("linear", {"x": X})
+            np.testing.assert_allclose(answer.outputs["logits"], forward(X, 3 * WEIGHT), rtol=1e-6)
+            assert {path.name for path in (disk.path / "node/sync/models/linear").iterdir()} == {"1", "2"}
+        async with Node(config) as node:  # which is gone with the process: it begins again from the disk
+            await until_version(node, "3")
     finally:
         disk.remount("rw")
     assert f"{disk.path}/node/sync/lock: Read-only file system; serving what is installed" in caplog.text
+    assert not list(Path("/dev/shm").glob("outrider-*-*"))
+    async with Node(config) as node:
+        await until_version(node, "3")
+    assert (disk.path / "node/sync/models/linear/3").is_dir()
+
+
+async def test_what_is_too_large_for_memory_serves_from_the_read_only_disk(
+    disk: Disk, sync: Sync, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = NodeConfig(state_dir=str(disk.path / "node"), sync=sync.options)
+    async with Node(config) as node:
+        await until_version(node, "1")
+    monkeypatch.setattr("sync.agent.in_memory._SHARE", 0.0)
+    disk.remount("ro")
+    try:
+        async with Node(config) as node:
+            assert node.agent is None
+            answer = await node.infer("linear", {"x": X})
+            assert (answer.stamp.target, answer.stamp.version) == ("edge", "1")
+    finally:
+        disk.remount("rw")
+    assert "cannot go on in memory: what serves has" in caplog.text
+    assert "no updates of parameters" in caplog.text
 
 
 async def test_worker_that_never_had_anything_starts_on_a_full_disk(
