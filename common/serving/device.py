@@ -19,9 +19,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from common.errors import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, Unavailable
+from common.errors import DeadlineExceeded, EngineError, Overloaded, Unavailable
 from common.request import Context, Priority
-from common.serving.engine import Batch, Engine, Outputs
+from common.serving.batches import run_batch
+from common.serving.engine import Engine, Outputs
 from common.serving.scheduler import ClassScheduler, Item, Scheduler
 from common.serving.slot import Lease
 from common.telemetry.events import BatchDone, Hook, ignore
@@ -172,9 +173,9 @@ class Device:
         return now
 
     def _run_inline(self, item: _Waiting, start: float) -> Outputs:
-        [result] = _run_engine([item])
+        [result], is_usual = _run_engine([item])
         now = self.now
-        self.scheduler.done([item], now - start, now)
+        self.scheduler.done([item], now - start, now, is_usual=is_usual)
         item.lease.release()
         self._on_event(BatchDone(model=item.model, rows=item.rows, items=1, seconds=now - start))
         item.lease.loaded.tally.count(result)
@@ -221,10 +222,12 @@ class Device:
         self._timer, self._wakes_at = None, math.inf
         self._pump()
 
-    def _finish(self, items: list[_Waiting], results: list[Outputs | Exception], seconds: float) -> None:
+    def _finish(
+        self, items: list[_Waiting], results: list[Outputs | Exception], seconds: float, is_usual: bool
+    ) -> None:
         """Back on the loop: the next batch starts before these answers go out."""
         self._running = []
-        self.scheduler.done([*items], seconds, self.now)
+        self.scheduler.done([*items], seconds, self.now, is_usual=is_usual)
         if self._queued:
             self._pump()
         rows, tally = 0, items[0].lease.loaded.tally
@@ -256,10 +259,10 @@ class Device:
 
     def _run(self, items: list[_Waiting]) -> None:
         start = time.monotonic()
-        results = _run_engine(items)
+        results, is_usual = _run_engine(items)
         seconds = time.monotonic() - start
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is waiting any more
-            self._loop.call_soon_threadsafe(self._finish, items, results, seconds)
+            self._loop.call_soon_threadsafe(self._finish, items, results, seconds, is_usual)
 
 
 def _with_key(item: _Waiting) -> _Waiting:
@@ -283,30 +286,5 @@ def _answer(item: _Waiting, result: Outputs | Exception) -> None:
         item.answer.set_result(result)
 
 
-def _run_engine(items: list[_Waiting]) -> list[Outputs | Exception]:
-    """One outcome per item, whatever the engine does."""
-    model = items[0].model
-    try:
-        if len(items) == 1:
-            batch = Batch((items[0].inputs,), items[0].rows)
-        else:
-            batch = Batch(tuple(item.inputs for item in items), sum(item.rows for item in items))
-        results = items[0].lease.loaded.engine.run(batch)
-        if len(results) != len(items):
-            raise ValueError(f"{len(results)} answers for {len(items)} requests")
-        if len(items) == 1:
-            return [_checked(items[0], results[0])]
-        return [_checked(item, result) for item, result in zip(items, results, strict=True)]
-    except BaseException as exc:  # whatever it is, each caller is told and the thread goes on
-        return [EngineError(model, f"{type(exc).__name__}: {exc}") for _ in items]
-
-
-def _checked(item: _Waiting, result: Outputs | Exception) -> Outputs | Exception:
-    if isinstance(result, EngineError | InvalidRequest):  # the engine's own word, or that of what it was given
-        return result
-    if isinstance(result, Exception):
-        return EngineError(item.model, f"{type(result).__name__}: {result}")
-    for output, array in result.items():
-        if array.shape[:1] != (item.rows,):
-            return EngineError(item.model, f"output {output!r} has shape {list(array.shape)} for {item.rows} rows")
-    return result
+def _run_engine(items: list[_Waiting]) -> tuple[list[Outputs | Exception], bool]:
+    return run_batch(items[0].model, items[0].lease.loaded.engine, [(item.inputs, item.rows) for item in items])

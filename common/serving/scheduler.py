@@ -84,7 +84,9 @@ class Scheduler(Protocol):
         """Seconds until the device would start on a new item of this class."""
         ...
 
-    def done(self, batch: list[Item], elapsed: float, now: float) -> None: ...
+    def done(self, batch: list[Item], elapsed: float, now: float, *, is_usual: bool = True) -> None:
+        """The batch has ended. `is_usual`: how long it took says something about the next ones."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -209,9 +211,9 @@ class ClassScheduler:
         ahead = sum(seconds for other, seconds in self._work_s.items() if other <= priority)
         return self._busy_s(now) + ahead
 
-    def done(self, batch: list[Item], elapsed: float, now: float) -> None:
+    def done(self, batch: list[Item], elapsed: float, now: float, *, is_usual: bool = True) -> None:
         self._started_at = None
-        if batch:
+        if batch and is_usual:
             rows = batch[0].rows if len(batch) == 1 else sum(item.rows for item in batch)
             batch[0].latency.observe(rows, elapsed, now)
         if not self._queued:
