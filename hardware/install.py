@@ -49,12 +49,17 @@ class EngineOptions:
     factories: Mapping[str, str] = field(default_factory=dict)  # model -> module:callable, for torch
     max_batch: Mapping[str, int] = field(default_factory=dict)  # 1..: rows; model -> a limit below the model's own
     synthetic: Mapping[str, Drill] = field(default_factory=dict)  # model -> what its synthetic engine plays
+    # 1..3600: a batch that takes longer, and longer than twenty times what is expected, hangs: its engine is given up
+    # and opened anew, and calls go elsewhere meanwhile
+    hang_after_s: float = 30.0
     inline_below_us: float = 0.0  # 0..1000: batches predicted to take less run on the event loop, not on a thread
     golden_gate: bool = True  # off: serve whatever opens (drills only)
 
     def __post_init__(self) -> None:
         if self.threads < 0:
             raise ValueError(f"threads must be >= 0, got {self.threads}")
+        if not 1 <= self.hang_after_s <= 3600:
+            raise ValueError(f"hang_after_s must be 1..3600, got {self.hang_after_s}")
         if not 0 <= self.inline_below_us <= 1000:
             raise ValueError(f"inline_below_us must be 0..1000, got {self.inline_below_us}")
         for model, limit in self.max_batch.items():

@@ -19,6 +19,7 @@ from common.request import Context, Priority, Request
 from common.serving.device import Device
 from common.serving.local import LocalTarget
 from common.serving.repository import Installed, Repository
+from common.serving.slot import LoadedEngine
 from common.telemetry.events import Hook, ignore
 from common.tensors import Array
 from hardware.install import EngineInstaller, EngineOptions, Opener
@@ -47,12 +48,17 @@ class LocalServing:
         on_event: Hook = ignore,
     ) -> None:
         self.device = Device(
-            max_queue_rows=max_queue_rows, inline_below_s=options.inline_below_us / 1e6, on_event=on_event
+            max_queue_rows=max_queue_rows,
+            inline_below_s=options.inline_below_us / 1e6,
+            hang_after_s=options.hang_after_s,
+            on_event=on_event,
+            on_hang=self._reopen,
         )
         self.repository = Repository(Opener(options), self.device.close_engine, on_event=on_event)
         self.target = LocalTarget(target, self.repository, self.device, by=by)
         self.installer = EngineInstaller(self.repository, options, self._ask)
         self._stack = AsyncExitStack()
+        self._reopening: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> LocalServing:
         self._loop = asyncio.get_running_loop()
@@ -63,7 +69,14 @@ class LocalServing:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*self._reopening, return_exceptions=True)
         await self._stack.aclose()
+
+    def _reopen(self, hung: LoadedEngine) -> None:
+        if (opening := self.repository.give_up(hung)) is not None:
+            task = self._loop.create_task(opening, name=f"reopen-{hung.config.name}")
+            self._reopening.add(task)
+            task.add_done_callback(self._reopening.discard)
 
     def _ask(self, model: str, version: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """A request of the lowest class, from another thread than the event loop's."""

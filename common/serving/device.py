@@ -4,7 +4,8 @@ Everything but `Engine.run` happens on the event loop; the thread has its own qu
 A batch that is predicted to take less than `inline_below_s` runs on the loop itself, where the way to the thread and
 back would cost more: the price is that nothing else happens meanwhile, not even another caller's deadline.
 Every caller hears something by its deadline, whatever the engine does. A cancelled caller leaves its batch quietly: its
-neighbours still get their answers.
+neighbours still get their answers. An engine that does not come back is given up, with the thread that it holds: those
+who wait for it are told, the others are served on a new one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import contextlib
 import itertools
 import logging
 import math
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,12 +23,14 @@ from common.errors import DeadlineExceeded, EngineError, Overloaded, Unavailable
 from common.request import Context, Priority
 from common.serving.batches import run_batch
 from common.serving.engine import Engine, Outputs
+from common.serving.engine_thread import EngineThread, Ran
 from common.serving.scheduler import ClassScheduler, Item, Scheduler
-from common.serving.slot import Lease
-from common.telemetry.events import BatchDone, Hook, ignore
+from common.serving.slot import Lease, LoadedEngine
+from common.telemetry.events import BatchDone, EngineHung, Hook, ignore
 from common.tensors import Tensors
 
 _log = logging.getLogger(__name__)
+_HANG_FACTOR = 20.0  # times what a batch is expected to take
 _CLOSE_S = 5.0  # for the batch that runs when the device is closed
 
 
@@ -50,19 +52,24 @@ class Device:
         *,
         max_queue_rows: int = 256,
         inline_below_s: float = 0.0,
+        hang_after_s: float = 30.0,
         scheduler: Scheduler | None = None,
         on_event: Hook = ignore,
+        on_hang: Callable[[LoadedEngine], None] = lambda _: None,
     ) -> None:
+        """`hang_after_s`: a batch that takes longer, and longer than twenty times what was expected, hangs; `on_hang`
+        is told, on the loop, whose engine that was."""
         self.name, self.max_queue_rows = name, max_queue_rows
-        self._inline_below_s = inline_below_s
+        self._inline_below_s, self._hang_after_s, self._on_hang = inline_below_s, hang_after_s, on_hang
         self.scheduler = scheduler or ClassScheduler()
         self._on_event = on_event
         self._ids = itertools.count(1)
-        self._jobs: queue.SimpleQueue[list[_Waiting] | Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=f"device-{name}", daemon=True)
+        self._thread = self._new_thread()
+        self._handing_over = threading.Lock()
         self._queued: dict[int, _Waiting] = {}
         self._preparing = dict.fromkeys(Priority, 0)  # rows that are on their way into the queue
         self._running: list[_Waiting] = []  # late ones among them are answered without waiting for the engine
+        self._hangs_at = math.inf  # what runs
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = math.inf
@@ -79,8 +86,7 @@ class Device:
         for item in list(self._queued.values()):
             self.scheduler.cancel(item)
             self._settle(item, Unavailable(f"device {self.name!r} is closing"))
-        self._jobs.put(None)
-        await asyncio.to_thread(self._thread.join, _CLOSE_S)
+        await asyncio.to_thread(self._thread.end, _CLOSE_S)
         await asyncio.sleep(0)  # the last batch hands out its answers
         if self._running:
             _log.error("device %r is still busy after %g s; it ends with the process", self.name, _CLOSE_S)
@@ -128,7 +134,7 @@ class Device:
             return self._run_inline(item, now)
         item.answer = self._loop.create_future()
         if is_next:
-            self._start([item])
+            self._start([item], now)
             self._set_timer()
         else:
             self._queued[item.id] = item
@@ -142,7 +148,8 @@ class Device:
 
     def close_engine(self, engine: Engine) -> None:
         """Closes an engine on the device's thread, behind what is running. Safe from any thread."""
-        self._jobs.put(engine.close)
+        with self._handing_over:
+            self._thread.call(engine.close)
 
     def _item(self, lease: Lease, inputs: Tensors, rows: int, context: Context) -> _Waiting:
         loaded = lease.loaded
@@ -183,13 +190,17 @@ class Device:
             raise result
         return result
 
-    def _start(self, items: list[_Waiting]) -> None:
+    def _start(self, items: list[_Waiting], now: float) -> None:
         self._running = items
-        self._jobs.put(items)
+        expected_s = items[0].latency.seconds(sum(item.rows for item in items), now)
+        self._hangs_at = now + max(self._hang_after_s, _HANG_FACTOR * expected_s)
+        self._thread.put(items)
 
     def _pump(self) -> None:
         now = self.now
         self._expire(now)
+        if self._running and now >= self._hangs_at:
+            self._give_up(now)
         for item in self._running:
             if item.deadline <= now:
                 _answer(item, DeadlineExceeded(item.model, "while the engine was running"))
@@ -197,9 +208,41 @@ class Device:
             items = [_waiting(item) for item in batch]
             for item in items:
                 del self._queued[item.id]
-            self._start(items)
+            self._start(items, now)
             self._expire(now)
         self._set_timer()
+
+    def _give_up(self, now: float) -> None:
+        """The engine that runs has not come back. Its leases stay: it may still be at work on what they hold."""
+        hung, self._running, self._hangs_at = self._running, [], math.inf
+        loaded, model = hung[0].lease.loaded, hung[0].model
+        _log.error("the engine of model %r hangs on device %r: it is given up, with its thread", model, self.name)
+        with self._handing_over:
+            old, self._thread = self._thread, self._new_thread()
+            self._thread.start()
+            old.hand_over(self._thread)
+        self.scheduler.done([*hung], 0.0, now, is_usual=False)
+        error = EngineError(model, "it has not come back")
+        for item in hung:
+            loaded.tally.count(error)
+            _answer(item, error)
+        for item in [one for one in self._queued.values() if one.lease.loaded is loaded]:
+            self.scheduler.cancel(item)
+            self._settle(item, error)
+        self._on_event(EngineHung(model=model, version=loaded.version))
+        self._on_hang(loaded)
+
+    def _new_thread(self) -> EngineThread[list[_Waiting]]:
+        return EngineThread(self.name, _run_engine, self._ran)
+
+    def _ran(self, thread: EngineThread[list[_Waiting]], items: list[_Waiting], ran: Ran, seconds: float) -> None:
+        if thread is self._thread:
+            self._finish(items, *ran, seconds)
+            return
+        _log.warning("the engine of model %r came back after %.1f s, too late", items[0].model, seconds)
+        for item in items:
+            item.inputs = {}
+            item.lease.release()
 
     def _expire(self, now: float) -> None:
         for late in self.scheduler.expire(now):
@@ -208,6 +251,8 @@ class Device:
     def _set_timer(self) -> None:
         """A timer for the first deadline. One that is set for earlier stays: it will look again."""
         wake = self.scheduler.wake_at()
+        if self._running and self._hangs_at < wake:
+            wake = self._hangs_at
         for item in self._running:
             if item.deadline < wake and not item.answer.done():
                 wake = item.deadline
@@ -223,7 +268,7 @@ class Device:
         self._pump()
 
     def _finish(
-        self, items: list[_Waiting], results: list[Outputs | Exception], seconds: float, is_usual: bool
+        self, items: list[_Waiting], results: list[Outputs | Exception], is_usual: bool, seconds: float
     ) -> None:
         """Back on the loop: the next batch starts before these answers go out."""
         self._running = []
@@ -244,25 +289,6 @@ class Device:
         waiting.inputs = {}
         waiting.lease.release()
         _answer(waiting, result)
-
-    # --- on the device's thread ---
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                if isinstance(job, list):
-                    self._run(job)
-                else:
-                    job()
-            except BaseException:  # an engine that cannot be closed must not end the thread that runs the others
-                _log.exception("a job on device %r failed", self.name)
-
-    def _run(self, items: list[_Waiting]) -> None:
-        start = time.monotonic()
-        results, is_usual = _run_engine(items)
-        seconds = time.monotonic() - start
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is waiting any more
-            self._loop.call_soon_threadsafe(self._finish, items, results, seconds, is_usual)
 
 
 def _with_key(item: _Waiting) -> _Waiting:
@@ -286,5 +312,5 @@ def _answer(item: _Waiting, result: Outputs | Exception) -> None:
         item.answer.set_result(result)
 
 
-def _run_engine(items: list[_Waiting]) -> tuple[list[Outputs | Exception], bool]:
+def _run_engine(items: list[_Waiting]) -> Ran:
     return run_batch(items[0].model, items[0].lease.loaded.engine, [(item.inputs, item.rows) for item in items])

@@ -7,10 +7,14 @@ installed to the parameter path. Safe to call from any thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from common.bundle import ModelConfig
 from common.errors import ModelNotFound, ModelNotReady, OutriderError, VersionNotFound
@@ -41,6 +45,7 @@ class Held:
 
 
 Opener = Callable[[Installed], LoadedEngine]
+_HANGS_AGAIN_S = 600.0
 
 
 @dataclass(slots=True)
@@ -51,6 +56,7 @@ class _Entry:
     building: str = ""  # what is being built, empty when nothing is
     problem: str = ""  # why there is no engine
     config: ModelConfig | None = None  # of the version that was opened last
+    hung_at: float = -math.inf  # monotonic time of the last engine that did not come back
     guard: threading.RLock = field(default_factory=threading.RLock)
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -134,6 +140,27 @@ class Repository:
             entry.building = entry.problem = ""
             if entry.is_wanted:
                 self._swap(entry, held.lease.loaded)
+
+    def give_up(self, hung: LoadedEngine) -> Coroutine[Any, Any, None] | None:
+        """An engine that does not come back is asked nothing more, from now on. What is returned opens it anew; None
+        the second time within ten minutes: whoever loads it again, or releases another version, decides."""
+        entry = next((one for one in self._entries.values() if one.slot.current is hung), None)
+        if entry is None:  # replaced meanwhile
+            return None
+        with entry.guard:
+            self._swap(entry, None)
+        before, entry.hung_at = entry.hung_at, time.monotonic()
+        entry.problem = f"the engine of version {hung.version} did not come back"
+        if entry.hung_at - before < _HANGS_AGAIN_S:
+            entry.problem += ", again"
+            return None
+        return self._reopen(entry)
+
+    async def _reopen(self, entry: _Entry) -> None:
+        async with entry.loading:
+            if entry.slot.current is None and entry.is_wanted and entry.installed is not None:
+                with contextlib.suppress(OutriderError):  # it is the entry's problem now
+                    await asyncio.to_thread(self._load, entry.slot.model, entry)
 
     def withdraw(self, model: str, problem: str) -> None:
         """Takes the engine away, and what was installed: until something else is activated there is none here."""

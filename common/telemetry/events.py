@@ -90,6 +90,13 @@ class BatchDone(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     seconds: float
 
 
+class EngineHung(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine did not come back from a batch, and was given up."""
+
+    model: str
+    version: str
+
+
 class CacheLookup(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     is_hit: bool

@@ -22,6 +22,7 @@ from common.telemetry.events import (
     BatchDone,
     CacheFault,
     CacheLookup,
+    EngineHung,
     EngineSwapped,
     KindHook,
     RequestDone,
@@ -73,6 +74,7 @@ class Metrics(KindHook):
         misses = self.counter("outrider_cache_misses_total", "Answers not found in the cache.", ("model",))
         faults = self.counter("outrider_cache_faults_total", "Reads and writes of the cache that failed.")
         swaps = self.counter("outrider_engine_swaps_total", "Changes of a model's engine.", ("model",))
+        hangs = self.counter("outrider_engine_hangs_total", "Engines that did not come back.", ("model",))
 
         def looked_up(event: CacheLookup) -> None:
             (hits if event.is_hit else misses)(1, self._failed(event.model))
@@ -81,6 +83,7 @@ class Metrics(KindHook):
         self.register(CacheLookup, looked_up)
         self.register(CacheFault, lambda _: faults(1))
         self.register(EngineSwapped, lambda event: swaps(1, self._answered(event.model)))
+        self.register(EngineHung, lambda event: hangs(1, self._answered(event.model)))
 
     def _register_calls(self) -> None:
         """What happens on every call: the places to count it are looked up once."""

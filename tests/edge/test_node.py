@@ -18,12 +18,14 @@ import pytest
 from cloud.config import GatewayConfig, WorkerConfig
 from cloud.gateway import Gateway
 from cloud.worker import Worker
-from common.errors import ModelNotFound, ModelNotReady, NotFound, OutsideProfile, TargetUnreachable
+from common.errors import EngineError, ModelNotFound, ModelNotReady, NotFound, OutsideProfile, TargetUnreachable
 from common.request import Priority, Privacy, Reason
 from common.serving.latency import Line
 from common.telemetry.events import RequestDone
 from common.transport.servers import ServerOptions
 from edge import CacheOptions, Node, NodeConfig, StaticModel
+from hardware.build.echo import write_echo
+from hardware.engines.drill import Drill
 from hardware.install import EngineOptions
 from tests.bundles import WEIGHT, forward, write_bundle
 
@@ -181,3 +183,30 @@ async def test_leaving_the_node_waits_for_calls_in_progress(tmp_path: Path, bund
     assert not node.dataplane.is_ready()
     answers = await asyncio.gather(*calls)
     assert len(answers) == 20
+
+
+async def test_an_engine_that_hangs_is_opened_anew_and_the_second_time_left_alone(tmp_path: Path) -> None:
+    bundle = write_echo(tmp_path / "echo")
+    drill = Drill(fault="hang", every=3, hang_s=4.0, healthy_batches=1)  # the golden set is the first batch
+    engine = EngineOptions(variants=("full",), engines=("synthetic",), synthetic={"echo": drill}, hang_after_s=1.0)
+    x = {"x": np.ones((1, 16), np.float32)}
+    async with Node(node_config(tmp_path, bundle=bundle, engine=engine)) as node:
+        for _ in range(2):
+            assert (await node.infer("echo", x)).stamp.target == "edge"
+        started = time.monotonic()
+        with pytest.raises(EngineError, match="has not come back"):
+            await node.infer("echo", x)
+        assert 1.0 <= time.monotonic() - started < 3.5  # before the engine comes back
+        async with asyncio.timeout(10):
+            while node.local.repository.current("echo") is None:
+                await asyncio.sleep(0.01)
+        for _ in range(2):  # of three: nothing but the callers' batches went through this one
+            assert (await node.infer("echo", x)).stamp.target == "edge"
+        await node.infer("echo", x)
+        with pytest.raises(EngineError, match="has not come back"):
+            await node.infer("echo", x)
+        with pytest.raises(ModelNotReady, match="did not come back, again"):
+            await node.infer("echo", x)
+        assert b'outrider_engine_hangs_total{model="echo"} 2.0' in node.metrics.render()
+        await node.dataplane.catalog.load("echo")  # an operator's word
+        assert (await node.infer("echo", x)).stamp.target == "edge"

@@ -279,3 +279,51 @@ async def test_an_engine_that_fails_inline_fails_its_caller_and_gives_its_lease_
         slot.swap(None)
         await asyncio.sleep(0.05)
         assert engine.is_closed  # nobody holds it any more
+
+
+async def test_an_engine_that_does_not_come_back_is_given_up_and_others_are_served() -> None:
+    hung: list[str] = []
+    engine, other = FakeEngine(gate=threading.Event()), FakeEngine(factor=3.0)
+    async with Device(hang_after_s=0.1, on_hang=lambda loaded: hung.append(loaded.version)) as device:
+        slot, beside = slot_with(device, engine), slot_with(device, other)
+        start = time.monotonic()
+        calls = [asyncio.create_task(call(device, slot)) for _ in range(4)]
+        waiting = asyncio.create_task(call(device, beside))
+        for one in calls:  # those that wait for the same engine are told too
+            with pytest.raises(EngineError, match="has not come back"):
+                await one
+        assert 0.1 <= time.monotonic() - start < 5
+        np.testing.assert_array_equal(await waiting, [[3.0, 3.0]])
+        assert hung == ["1"]
+        assert engine.batches == [1]
+        slot.swap(None)
+        assert not engine.is_closed  # it is still at work
+        engine.gate.set()  # type: ignore[union-attr]
+        async with asyncio.timeout(5):
+            while not engine.is_closed:
+                await asyncio.sleep(0.01)
+        np.testing.assert_array_equal(await call(device, beside), [[3.0, 3.0]])
+    assert len(other.threads) == 1
+    assert not other.threads & engine.threads
+
+
+async def test_a_batch_that_is_expected_to_take_long_does_not_hang() -> None:
+    engine = FakeEngine(base_s=0.3)
+    async with Device(hang_after_s=0.05) as device:
+        slot = slot_with(device, engine)
+        np.testing.assert_array_equal(await call(device, slot), [[2.0, 2.0]])
+
+
+async def test_what_was_to_be_closed_behind_a_hanging_engine_is_closed() -> None:
+    engine, old = FakeEngine(gate=threading.Event()), FakeEngine()
+    async with Device(hang_after_s=0.1) as device:
+        slot = slot_with(device, engine)
+        hanging = asyncio.create_task(call(device, slot))
+        await asyncio.sleep(0.02)
+        device.close_engine(old)
+        with pytest.raises(EngineError):
+            await hanging
+        async with asyncio.timeout(5):
+            while not old.is_closed:
+                await asyncio.sleep(0.01)
+        engine.gate.set()  # type: ignore[union-attr]
