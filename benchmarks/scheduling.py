@@ -41,7 +41,7 @@ def run(scale: Scale) -> Sequence[Table]:
 
 
 def _classes(scale: Scale) -> Table:
-    seconds = float(scale.pick(30, 5))
+    seconds = float(scale.pick(30, 1))
     table = Table(
         title="Mixed classes at twice the capacity, simulated",
         how=f"Goodput in % of capacity, realtime on time in % (the worst of 3 seeds), {seconds:.0f} s each. 20 % "
@@ -63,7 +63,7 @@ def _classes(scale: Scale) -> Table:
 
 
 def _one_class(scale: Scale) -> Table:
-    seconds = float(scale.pick(60, 10))
+    seconds = float(scale.pick(60, 2))
     table = Table(
         title="One class, 50 ms, device 5 + 0.5 x rows ms, 16 rows, simulated",
         how=f"p50 / p99 in ms and % over 50 ms (medians of 3 seeds, {seconds:.0f} s each; burst: 2 s at 50 %, 2 s at "
@@ -110,7 +110,7 @@ def _cost(scale: Scale) -> Table:
         columns=("queued", "us an item"),
     )
     depths = (1, 64, 1_000, 10_000)
-    rounds = [[_cost_at(depth, scale.pick(20_000, 4_000)) for depth in depths] for _ in range(scale.pick(5, 2))]
+    rounds = [[_cost_at(depth, scale.pick(20_000, 1_000)) for depth in depths] for _ in range(scale.pick(5, 2))]
     for number, depth in enumerate(depths):
         table.add(depth, statistics.median(one[number] for one in rounds))
     return table

@@ -18,6 +18,11 @@ from benchmarks.report import Scale, Table
 from tests.conftest import Built
 
 TITLES = {
+    "scheduling": [
+        "Mixed classes at twice the capacity, simulated",
+        "One class, 50 ms, device 5 + 0.5 x rows ms, 16 rows, simulated",
+        "CPU of the scheduler",
+    ],
     "inprocess": ["A call in process over `session.run`"],
     "transports": ["Transports over a bare echo"],
     "offload": ["A photo, with 120 ms to the cloud and back", "Its stages"],

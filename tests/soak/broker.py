@@ -26,7 +26,7 @@ from tests.soak.result import Result
 
 AGENTS, INTERVAL_S = 3, 3.0
 SLACK_S = 3.0  # of a poll's interval: fetching, verifying, a busy machine
-HINTED_S = 0.25 * INTERVAL_S  # all of them so soon: that was a hint
+HINTED = 0.25  # of the interval; all of them so soon: that was a hint
 BACK_S = 60.0  # until hints are heeded again, at most
 _ROW = 3  # releases in a row that have to come by hint
 
@@ -57,7 +57,7 @@ class Broker:
         self._process.wait()
 
 
-async def run(folder: Path, *, kills: int) -> Result:
+async def run(folder: Path, *, kills: int, interval_s: float = INTERVAL_S) -> Result:
     broker = Broker(folder / "broker.log")
     broker.start()
     polled: list[float] = []
@@ -69,25 +69,25 @@ async def run(folder: Path, *, kills: int) -> Result:
             async with contextlib.AsyncExitStack() as stack:
                 nodes = [folder / f"node-{number}" for number in range(AGENTS)]
                 for node in nodes:
-                    await stack.enter_async_context(_agent(node, releases, broker.address))
+                    await stack.enter_async_context(_agent(node, releases, broker.address, interval_s))
                 for number in range(kills):
                     broker.kill()
                     seconds = await _released(releases, nodes)
-                    if seconds > 1.1 * INTERVAL_S + SLACK_S:
+                    if seconds > 1.1 * interval_s + SLACK_S:
                         problems.append(f"kill {number + 1}: not everywhere {seconds:.1f} s after the release")
                     polled.append(seconds)
                     await asyncio.to_thread(broker.start)
                 started, in_a_row = time.monotonic(), 0
                 while in_a_row < _ROW and time.monotonic() - started < BACK_S:
                     hinted = await _released(releases, nodes)
-                    in_a_row = in_a_row + 1 if hinted < HINTED_S else 0
+                    in_a_row = in_a_row + 1 if hinted < HINTED * interval_s else 0
                 back_s = time.monotonic() - started
                 if in_a_row < _ROW:
                     problems.append(f"hints are not heeded {BACK_S:g} s after the last kill")
     finally:
         broker.kill()
     says = (
-        f"{len(polled)} kills of the broker, {AGENTS} agents that poll each {INTERVAL_S:g} s: what was released "
+        f"{len(polled)} kills of the broker, {AGENTS} agents that poll each {interval_s:g} s: what was released "
         f"meanwhile was everywhere after {statistics.median(polled):.1f} s (median), {max(polled):.1f} s at most; "
         f"with hints again {1000 * hinted:.0f} ms, {back_s:.1f} s after the last one"
     )
@@ -95,12 +95,14 @@ async def run(folder: Path, *, kills: int) -> Result:
     return Result(part="broker", says=says, problems=problems, figures=figures)
 
 
-def _agent(node: Path, releases: Releases, broker: str) -> contextlib.AbstractAsyncContextManager[object]:
+def _agent(
+    node: Path, releases: Releases, broker: str, interval_s: float
+) -> contextlib.AbstractAsyncContextManager[object]:
     options = SyncOptions(
         source=releases.address,
         root=releases.root,
         broker=broker,
-        interval_s=INTERVAL_S,
+        interval_s=interval_s,
         min_gap_s=0.05,
         probation_s=0.0,
     )

@@ -31,5 +31,5 @@ async def test_rollout_case_21_swaps_under_load_fail_no_call_and_mix_no_versions
 
 
 async def test_without_a_broker_releases_arrive_by_poll_and_afterwards_by_hint(tmp_path: Path) -> None:
-    result = await broker.run(tmp_path, kills=1)
+    result = await broker.run(tmp_path, kills=1, interval_s=2.0)
     assert result.problems == []
