@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from common.clock import SystemClock
@@ -678,3 +680,28 @@ def test_slabs_of_a_node_nearby_are_taken_first(world: World, installer: FakeIns
                 assert world.source.fetched == []
                 assert only(second).counters["bytes_peer"] > 20_000
                 assert only(second).state == "COMMITTED"
+
+
+@pytest.mark.parametrize("deaths", [(1,), (5,), (1, 1, 1, 1), (3, 4, 2), (11,)])
+def test_what_was_written_before_a_death_is_not_fetched_again(world: World, deaths: tuple[int, ...]) -> None:
+    """Each life dies when it has written so many slabs: less than a batch is fetched twice, which is at most 1,024."""
+    tensors = {f"layer.{number}": np.full((512, 512), number, np.float32) for number in range(12)}  # a slab each
+    world.publish(tensors)
+    for slabs in deaths:
+        left = [slabs]
+
+        def die(name: str, left: list[int] = left) -> None:
+            if name == "slab written":
+                left[0] -= 1
+                if not left[0]:
+                    raise Killed
+
+        with failpoints.stopping(die), world.agent(FakeInstaller(variants=("full",))) as agent, pytest.raises(Killed):
+            agent.run_once()
+    installer = FakeInstaller(variants=("full",))
+    with world.agent(installer) as agent:
+        assert agent.run_once()
+    assert installer.serving == {"digits": "1"}
+    fetched = Counter(one.name for one in world.source.fetched)
+    assert len(fetched) >= 12
+    assert sum(fetched.values()) - len(fetched) <= len(deaths)  # one that was on its way at each death, at most
