@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sync.agent.failpoints import NAMES
-from tests.soak import broker, disk_full, node_kills, swaps
+from tests.soak import disk_full, node_kills, swaps
 
 
 @pytest.mark.parametrize("place", NAMES)
@@ -28,8 +28,3 @@ async def test_rollout_case_21_swaps_under_load_fail_no_call_and_mix_no_versions
     result = await swaps.run(tmp_path, swaps=4, rate=100.0)
     assert (result.figures["failed"], result.figures["mixed"]) == (0, 0)  # p99 is for the long run
     assert result.figures["calls"] > 100
-
-
-async def test_without_a_broker_releases_arrive_by_poll_and_afterwards_by_hint(tmp_path: Path) -> None:
-    result = await broker.run(tmp_path, kills=1, interval_s=2.0)
-    assert result.problems == []
