@@ -41,7 +41,7 @@ def run(scale: Scale) -> Sequence[Table]:
 
 
 def _classes(scale: Scale) -> Table:
-    seconds, seeds = float(scale.pick(30, 1)), range(1, scale.pick(3, 1) + 1)
+    seconds, seeds = float(scale.pick(5, 1)), range(1, scale.pick(3, 1) + 1)
     table = Table(
         title="Mixed classes at twice the capacity, simulated",
         how=f"Goodput in % of capacity, realtime on time in % (the worst of {len(seeds)} seeds), {seconds:.0f} s each. "
